@@ -19,10 +19,11 @@ from lightning_fed.functional.conflicts import (
     fedfv_weights,
     mgda_weights,
     pcgrad_weights,
+    square_of_sum,
     ties_mean,
     without_conflicts,
 )
-from lightning_fed.functional.geometry import combine_rows, gram_matrix, wide_dtype
+from lightning_fed.functional.geometry import combine_rows, gram_matrix, value_order, wide_dtype
 
 __all__ = ["TIES", "CombiningAggregator", "FedFV", "FedMGDA", "FedOMG", "PCGrad", "SignMajority"]
 
@@ -140,7 +141,8 @@ class FedFV(CombiningAggregator):
     to the length of the mean. α = 1 and τ = 0 is FedAvg, up to rounding.
 
     Args:
-        alpha: α in [0, 1]: the updates of this share of the cohort, with the largest losses, stay unchanged.
+        alpha: α in [0, 1]: the updates of this share of the cohort, with the largest losses, stay unchanged: at least
+            one, unless α is 0.
         tau: τ, at least 0: how many earlier rounds are used. The server keeps their updates.
         weighting: p_i before normalisation: 1 (``uniform``, the paper) or s_i (``samples``).
         **kwargs: Options of every aggregator.
@@ -168,12 +170,13 @@ class FedFV(CombiningAggregator):
 
     def combine(self, gram: Array, shares: Array, round: int) -> Array:
         """Returns the weights of Σ p_i g_i."""
-        self._square = max(float(shares @ gram @ shares), 0.0)  # ‖Δ‖²
-        return fedfv_weights(gram, shares, self._losses, self.alpha)
+        self._square, self._lengths = square_of_sum(gram, shares), np.sqrt(gram.diagonal())  # ‖Δ‖², ‖δ_i‖
+        return fedfv_weights(gram, shares, self._losses, self.alpha, self._ranks)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns the step without conflicts, shape (d,), and keeps the round's updates."""
         self._losses = update.losses.numpy()
+        self._ranks = value_order(update.updates).argsort().cpu().numpy()  # equal losses do not go by ids
         step = super().server_step(update)
         step = step.to(wide_dtype(step))
         present = {client.id for client in update.clients}
@@ -181,8 +184,10 @@ class FedFV(CombiningAggregator):
         for former in range(update.round - self.tau, update.round):
             step = without_conflicts(step, [row for at, row in absent if at == former])
         length = float(torch.linalg.vector_norm(step))
+        # What is left of updates that cancel is only their rounding, and is not made as long as Δ.
+        rounding = 16 * torch.finfo(update.updates.dtype).eps * float(self.step_weights.abs().numpy() @ self._lengths)
         self._keep(update)
-        return (step * (self._square**0.5 / length if length else 0.0)).to(update.updates.dtype)
+        return (step * (self._square**0.5 / length if length > rounding else 0.0)).to(update.updates.dtype)
 
     def _keep(self, update: ReducedUpdate) -> None:
         """Keeps the updates that the next round may use."""

@@ -12,12 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lightning_fed.functional.geometry import wide_dtype
+
 __all__ = [
     "cagrad_weights",
     "fedfv_weights",
     "least_norm",
     "mgda_weights",
     "pcgrad_weights",
+    "square_of_sum",
     "ties_mean",
     "without_conflicts",
 ]
@@ -26,6 +29,8 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 # Coordinates processed at a time, so that temporary results stay small beside the matrix itself.
 _COLUMNS = 1 << 16
+# A sum shorter than this share of its summands' lengths is not to be told from 0 by inner products.
+_HIDDEN = 1e-6
 # The most exchanges of weight between two clients; a cohort needs some hundreds.
 _EXCHANGES = 100_000
 
@@ -33,8 +38,9 @@ _EXCHANGES = 100_000
 def ties_mean(updates: Tensor, keep: float) -> Tensor:
     """Computes the mean over the clients of the elected sign (Yadav et al., "TIES-Merging", NeurIPS 2023, Algorithm 1).
 
-    Each client keeps its largest coordinates, and s = sign(Σ of what is kept). The result is the mean over the clients
-    that kept a value of sign s, 0 where s = 0. With ``keep`` 1 and updates that agree in every sign it is the mean.
+    Each client keeps its largest coordinates, and s = sign(Σ of what is kept), 0 where the sum is only rounding. The
+    result is the mean over the clients that kept a value of sign s, 0 where s = 0. With ``keep`` 1 and updates that
+    agree in every sign it is the mean.
 
     Args:
         updates: δ_i, shape (n, d), floating, n at least 1.
@@ -45,10 +51,12 @@ def ties_mean(updates: Tensor, keep: float) -> Tensor:
     """
     dropped = updates.shape[1] - max(1, round(keep * updates.shape[1]))
     least = torch.stack([row.abs().kthvalue(dropped + 1).values for row in updates])[:, None]
-    means = []
+    wide, means = wide_dtype(updates), []
+    rounding = torch.finfo(updates.dtype).eps + len(updates) * torch.finfo(wide).eps  # of the updates, of their sum
     for columns in torch.split(updates, _COLUMNS, dim=1):
         kept = torch.where(columns.abs() >= least, columns, 0.0)
-        elected = kept.sum(dim=0).sign()
+        total, size = (part.sum(dim=0, dtype=wide) for part in (kept, kept.abs()))
+        elected = torch.where(total.abs() > rounding * size, total, 0.0).sign()
         agreeing = (kept.sign() == elected) & (elected != 0)
         means.append(torch.where(agreeing, kept, 0.0).sum(dim=0) / agreeing.sum(dim=0).clamp(min=1))
     return torch.cat(means)
@@ -75,22 +83,29 @@ def pcgrad_weights(gram: Array, shares: Array, orders: npt.NDArray[np.int64]) ->
     return weights
 
 
-def fedfv_weights(gram: Array, shares: Array, losses: Array, alpha: float) -> Array:
+def square_of_sum(gram: Array, weights: Array) -> float:
+    """Computes ‖Σ c_i δ_i‖² from G and c_i, shape (n,); 0 if it is no more than the rounding of G."""
+    square = float(weights @ gram @ weights)
+    return square if square > 1e-15 * float(np.abs(weights) @ np.sqrt(gram.diagonal())) ** 2 else 0.0
+
+
+def fedfv_weights(gram: Array, shares: Array, losses: Array, alpha: float, ranks: Array | None = None) -> Array:
     """Computes c_i of FedFV's step before its length is restored (Wang et al., IJCAI 2021, Algorithm 2).
 
     As PCGrad, but each update meets the others in ascending order of their losses, so that the client with the greatest
-    loss comes last. The updates of the α n greatest losses (rounded) stay as they are. Equal losses are in the order of
-    ids. α = 1 gives p_i.
+    loss comes last. The updates of the α n greatest losses (rounded, but at least one unless α = 0) stay as they are.
+    α = 1 gives p_i.
 
     Args:
         gram: G, shape (n, n).
         shares: p_i, shape (n,).
         losses: f_i, shape (n,).
         alpha: α in [0, 1].
+        ranks: What orders equal losses, shape (n,); None for the order of the rows.
     """
-    ascending = np.argsort(losses, kind="stable")
+    ascending = np.lexsort((np.arange(len(gram)) if ranks is None else ranks, losses))
     spared = np.zeros(len(gram), dtype=bool)
-    spared[ascending[len(gram) - round(alpha * len(gram)) :]] = True
+    spared[ascending[len(gram) - max(round(alpha * len(gram)), alpha > 0) :]] = True
     orders = np.array([ascending[ascending != i] for i in range(len(gram))])
     weights: Array = pcgrad_weights(gram, np.where(spared, 0.0, shares), orders) + np.where(spared, shares, 0.0)
     return weights
@@ -138,7 +153,8 @@ def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
     which the least of ⟨δ_i, u⟩ is greatest. κ = 0 gives ḡ.
 
     γ also minimises ½ ‖g_γ‖² + t ⟨g_γ, ḡ⟩ for the t at which ‖g_γ‖ = t κ ‖ḡ‖, and then u = ḡ + g_γ / t. As ‖g_γ‖ / t
-    falls with t, bisection finds that t. If a mean of updates is 0, rounding hides it, and a t close to 0 is used.
+    falls with t, bisection finds that t. If a mean of updates is 0, rounding hides it, and a t close to 0 is used:
+    close beside the updates that g_γ is made of, which may be far shorter than others.
 
     Args:
         gram: G, shape (n, n).
@@ -148,21 +164,25 @@ def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
     from scipy.optimize import brentq  # here: the import takes as long as a small run
 
     along = gram @ shares  # ⟨δ_i, ḡ⟩
-    radius = kappa * np.sqrt(max(float(shares @ along), 0.0))
+    radius, lengths = kappa * np.sqrt(square_of_sum(gram, shares)), np.sqrt(gram.diagonal())
     if radius == 0:
         return shares
+    shortest = lengths[lengths > 0].min()
+    uneven = shortest < 1e-3 * lengths.max()
 
     def gamma(t: float) -> Array:
-        return least_norm(gram, shares, t * along)
+        return (_least_norm_of_uneven if uneven else least_norm)(gram, shares, t * along)
 
     def excess(t: float) -> float:
         weights = gamma(t)
         return float(np.sqrt(max(float(weights @ gram @ weights), 0.0)) - radius * t)
 
-    highest = np.sqrt(float(np.diagonal(gram).max())) / radius  # no mean of updates is longer than all of them
-    t = lowest = 1e-6 * highest  # below it ‖g_γ‖ is lost in the rounding of G
-    if excess(lowest) > 0:
-        t = brentq(excess, lowest, 2 * highest, xtol=1e-15 * highest, rtol=1e-14)
+    highest = float(lengths.max()) / radius  # no mean of updates is longer than all of them
+    t = _HIDDEN * highest  # below it ‖g_γ‖ is lost in the rounding of G, unless the updates in it are shorter
+    while excess(t) <= 0 and (hidden := _HIDDEN * max(gamma(t) @ lengths, shortest) / radius) < t / 2:
+        highest, t = t, max(hidden, 1e-3 * t)
+    if excess(t) > 0:
+        t = brentq(excess, t, 2 * highest, xtol=1e-15 * highest, rtol=1e-14, maxiter=1000)
     weights: Array = shares + gamma(t) / t
     return weights
 
@@ -201,3 +221,45 @@ def least_norm(gram: Array, start: Array, linear: Array | float = 0.0, reach: fl
             stacklevel=2,
         )
     return weights
+
+
+def _least_norm_of_uneven(gram: Array, start: Array, linear: Array) -> Array:
+    """Does what ``least_norm`` does without a bound, exactly beside the shortest updates in the sum, not the longest.
+
+    Each exchange is the one that lowers the objective most, as the largest slopes are those of long updates, which may
+    have hardly any weight; now and then all clients that have some go towards what is least among them.
+    """
+    weights, lengths, squares = start.copy(), np.sqrt(gram.diagonal()), gram.diagonal()
+    longer, curvature = np.maximum.outer(lengths, lengths), np.add.outer(squares, squares) - 2 * gram
+    along = float(np.abs(linear)[lengths > 0] @ (1 / lengths[lengths > 0]))
+    for exchange in range(_EXCHANGES):
+        slope = gram @ weights + linear
+        pays = np.subtract.outer(slope, slope)
+        step = np.minimum(weights[:, None], np.divide(pays, curvature, out=np.ones_like(pays), where=curvature > 0))
+        rounding = 4e-15 * longer * (float(weights @ lengths) + along)
+        lowers = np.where(pays > rounding, step * (pays - curvature * step / 2), 0.0)
+        gives, gains = np.unravel_index(int(lowers.argmax()), lowers.shape)
+        if not lowers[gives, gains] > 0:
+            break
+        weights[gains] += step[gives, gains]
+        weights[gives] -= step[gives, gains]
+        if exchange % 8 == 7:
+            weights = _towards_least(gram, weights, linear, lengths)
+    return weights
+
+
+def _towards_least(gram: Array, weights: Array, linear: Array, lengths: Array) -> Array:
+    """Moves λ towards the least objective among the clients with weight, until the first of them has none left."""
+    some = np.flatnonzero(weights)
+    base = some[lengths[some].argmin()]
+    some, slope, move = some[some != base], gram @ weights + linear, np.zeros(len(gram))
+    apart = (gram - gram[base] - gram[:, [base]] + gram[base, base])[np.ix_(some, some)]  # ⟨δ_i - δ_b, δ_j - δ_b⟩
+    scale = np.sqrt(np.maximum(apart.diagonal(), 1e-300))
+    cosines, pays = apart / np.outer(scale, scale), (slope[base] - slope[some]) / scale
+    move[some] = np.linalg.lstsq(cosines, pays, rcond=1e-14)[0] / scale
+    move[base] = -move.sum()
+    shares = np.divide(weights, -move, out=np.ones(len(gram)), where=move < 0)
+    moved: Array = np.maximum(weights + min(shares.min(), 1.0) * move, 0.0)
+    if shares.min() < 1:
+        moved[shares.argmin()] = 0.0
+    return moved

@@ -95,13 +95,8 @@ def squared_distances(rows: Tensor) -> Tensor:
 def value_order(rows: Tensor) -> Tensor:
     """Orders rows by their first coordinate, those with an equal one by the second, and so on; equal rows as they come.
 
-    A choice among clients made in this order does not depend on how they are numbered.
-
-    Args:
-        rows: Tensor of shape (n, d), floating, finite.
-
-    Returns:
-        Indices of the rows, shape (n,), int64, on the device of ``rows``.
+    A choice among clients made in this order does not depend on how they are numbered. ``rows`` are of shape (n, d),
+    floating and finite; the result are their indices, shape (n,), int64, on the same device.
     """
     ranks = torch.zeros(len(rows), dtype=torch.int64)
     for columns in torch.split(rows, _FEW_COLUMNS, dim=1):

@@ -15,7 +15,7 @@ __all__ = ["fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step", "fe
 def fedexp_factor(mean: Tensor, mean_square: Tensor, epsilon: float) -> Tensor:
     """Computes η_g = max(1, Σ p_i ‖δ_i‖² / (2 (‖Δ‖² + ε))) (Jhunjhunwala, Wang, Joshi, ICLR 2023, Algorithm 1).
 
-    In double precision, and 1 where Δ and ε are 0.
+    In double precision, and 1 where ε is 0 and Δ too, or what is left of updates that cancel but for their rounding.
 
     Args:
         mean: Δ, shape (d,), floating.
@@ -26,7 +26,8 @@ def fedexp_factor(mean: Tensor, mean_square: Tensor, epsilon: float) -> Tensor:
         η_g, shape (), as wide as ``mean_square``.
     """
     below = 2 * (torch.linalg.vector_norm(mean, dtype=wide_dtype(mean)).square() + epsilon)
-    return torch.where(below > 0, mean_square / below, 1.0).clamp(min=1.0)
+    hidden = 2 * (16 * torch.finfo(mean.dtype).eps) ** 2 * mean_square
+    return torch.where(below > hidden, mean_square / below, 1.0).clamp(min=1.0)
 
 
 def fedavgm_step(mean: Tensor, momentum: Tensor, beta: float) -> tuple[Tensor, Tensor]:

@@ -38,12 +38,12 @@ def run(rule: FedFV, given: Any, first: int = 1) -> list[np.ndarray]:
 
 
 def by_hand(given: Any, alpha: float, tau: int, restore: bool = True, ascending: bool = True) -> list[np.ndarray]:
-    """Vector by vector, as the paper's algorithms go."""
+    """Vector by vector, as the paper's algorithms go; the authors' code spares at least one unless α is 0."""
     last: dict[int, tuple[int, np.ndarray]] = {}
     steps = []
     for t, (ids, deltas, losses) in enumerate(given, 1):
         order = np.argsort(losses if ascending else -losses)
-        spared = set(np.argsort(losses)[len(ids) - round(alpha * len(ids)) :].tolist())
+        spared = set(np.argsort(losses)[len(ids) - max(round(alpha * len(ids)), alpha > 0) :].tolist())
         parts = []
         for i, own in enumerate(deltas):
             g = own.copy()
@@ -96,6 +96,41 @@ def test_three_quadratic_clients_over_rounds(tmp_path: Path) -> None:
         (step,) = by_hand([((0, 1, 2), train_by_hand(w, 3) - w, losses)], 0.4, 0)
         w = w + step
     np.testing.assert_allclose(weights_after(tmp_path, FedFV(0.4), 4, 3), w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 5])
+def test_by_default_the_client_of_greatest_loss_is_spared_in_small_cohorts(clients: int) -> None:
+    """The authors spare n - ⌈(n - 1) (1 - α)⌉, which is 1 here."""
+    deltas, losses = np.random.default_rng(clients).normal(size=(clients, 1)), np.arange(clients, 0, -1.0)
+    deltas[0], deltas[1:] = -1.0, abs(deltas[1:])  # on a line, where whoever gives way has nothing left
+    (step,) = run(FedFV(), [(tuple(range(clients)), deltas, losses)])
+    assert step == pytest.approx(-abs(deltas.mean(axis=0)))
+    (none,) = run(FedFV(0.0), [(tuple(range(clients)), deltas, losses)])
+    assert not none.any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+@pytest.mark.parametrize("factors", [(1.0, -0.3), (1.0, -1.0), (0.7, 0.1, -0.9)])
+def test_what_rounding_leaves_of_opposed_updates_is_no_step(factors: Any, scale: float, dtype: Any) -> None:
+    """It used to get the length of the mean, in a direction of noise; former updates leave such noise as well."""
+    row = np.random.default_rng(0).normal(size=1000)
+    deltas = (scale * np.outer(factors, row)).astype(dtype)
+    ids, losses = tuple(range(len(factors))), np.arange(len(factors), dtype=float)
+    (step,) = run(FedFV(0.0), [(ids, deltas, losses)])
+    assert not step.any()
+    _, second = run(FedFV(), [((0,), -deltas[:1], losses[:1]), ((5,), (0.3 * deltas[:1]).astype(dtype), losses[:1])])
+    assert not second.any()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_of_equal_loss_do_not_go_by_their_numbers(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    deltas, losses = rng.integers(-2, 3, (6, 3)).astype(float), rng.integers(0, 2, 6).astype(float)
+    order = rng.permutation(6)
+    (one,) = run(FedFV(0.3), [(tuple(range(6)), deltas, losses)])
+    (other,) = run(FedFV(0.3), [(tuple(range(6)), deltas[order], losses[order])])
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
 def test_no_update_is_no_step() -> None:

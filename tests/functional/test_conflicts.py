@@ -1,5 +1,6 @@
 """Rules for updates that pull against each other, against NumPy, SciPy and what they promise."""
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -231,6 +232,47 @@ def test_steps_scale_with_the_updates(scale: float) -> None:
     np.testing.assert_allclose(step_of(scale * rows, 0.5), scale * step_of(rows, 0.5), rtol=1e-9)
 
 
+def best_on_a_circle(rows: np.ndarray, shares: np.ndarray, kappa: float) -> np.ndarray:
+    """Looks for the step in the plane by its angle, ever closer."""
+    mean, around, width = shares @ rows, 0.0, np.pi
+    for _ in range(12):
+        angles = around + np.linspace(-width, width, 1001)
+        steps = mean + kappa * np.linalg.norm(mean) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        best = (steps @ rows.T).min(axis=1).argmax()
+        around, width = angles[best], width / 100
+    return steps[best]
+
+
+@pytest.mark.parametrize("ratio", [1e-2, 1e-5, 1e-6, 1e-7, 1e-9, 1e-12, 1e-20, 1e-30])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_cagrad_is_as_good_for_an_update_that_is_far_shorter_than_the_others(ratio: float, scale: float) -> None:
+    rows, shares = np.array([[1.0, 0.0], [-ratio, ratio]]), np.array([0.5, 0.5])
+    found = step_of(scale * rows, 0.5, shares) / scale
+    np.testing.assert_allclose(found, best_on_a_circle(rows, shares, 0.5), rtol=0, atol=1e-7)
+    if ratio <= 1e-7:
+        np.testing.assert_allclose(found, [0.3232233, 0.1767767], rtol=0, atol=1e-7)  # Δ + κ ‖Δ‖ (-1, 1) / √2
+    three = np.array([[1.0, 0.3], [-ratio, ratio], [-ratio, -0.9 * ratio], [3e-4, -2e-4]])
+    found = step_of(scale * three, 0.9, SHARES) / scale
+    np.testing.assert_allclose(found, best_on_a_circle(three, SHARES, 0.9), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cagrad_of_lengths_of_any_magnitude(seed: int) -> None:
+    """No client gains less than it could, in units of its own length."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(4, 2)) * 10.0 ** rng.uniform(-12, 5, size=(4, 1))
+    step, best, mean = step_of(rows, 0.5), best_on_a_circle(rows, SHARES, 0.5), SHARES @ rows
+    least, radius = rows[(rows @ step).argmin()], 0.5 * np.linalg.norm(mean)
+    assert least @ step >= (rows @ best).min() - 1e-7 * np.linalg.norm(least) * radius
+    assert np.linalg.norm(step - mean) <= radius * (1 + 1e-7)
+
+
+def test_cagrad_of_updates_whose_mean_is_only_rounding_is_that_mean() -> None:
+    rows = cohort(3, 7)
+    rows[2] = -rows[:2].sum(axis=0) * (1 + 1e-16)
+    assert np.array_equal(cagrad_weights(rows @ rows.T, np.full(3, 1 / 3), 0.5), np.full(3, 1 / 3))
+
+
 # TIES
 
 
@@ -248,6 +290,16 @@ def test_ties_takes_the_mean_over_those_that_agree_and_not_over_all() -> None:
 def test_ties_elects_by_sums_and_a_tie_stands_still() -> None:
     assert ties_mean(torch.tensor([[1.0], [1.0], [-5.0]]), 1.0).tolist() == [-5.0]
     assert ties_mean(torch.tensor([[1.0], [1.0], [-2.0]]), 1.0).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("values", [[0.1, 0.2, -0.1, -0.2], [0.1, 0.2, -0.3], [0.7, 0.1, -0.8], [0.3] * 3 + [-0.9]])
+def test_ties_of_a_sum_that_is_only_rounding_stands_still_in_every_order(values: Any, scale: float, dtype: Any) -> None:
+    for order in permutations(values):
+        assert ties_mean(scale * torch.tensor(order, dtype=dtype)[:, None], 1.0).tolist() == [0.0]
+        elected = scale * torch.tensor([*order, 1e-3], dtype=dtype)[:, None]
+        assert ties_mean(elected, 1.0).item() > 0, "a small sum is one"
 
 
 def test_ties_of_all_coordinates_and_clients_that_agree_is_the_mean() -> None:
@@ -277,6 +329,17 @@ def test_the_factor_of_fedexp_by_hand() -> None:
     assert factor_of(rows, 1 / 6) == pytest.approx(1.5)
     assert factor_of(np.ones((6, 2)), 0.0) == 1
     assert factor_of(np.zeros((6, 2)), 0.0) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_rounding_leaves_of_updates_that_cancel_is_not_extrapolated(dtype: Any) -> None:
+    rows = np.random.default_rng(0).normal(size=(3, 50)).astype(dtype)
+    rows[2] = -rows[0] - rows[1]
+    mean = (rows[0] + rows[2] + rows[1]) / 3
+    assert mean.any()
+    assert fedexp_factor(torch.tensor(mean), torch.tensor((rows.astype(float) ** 2).sum() / 3), 0.0) == 1
+    rows[2] *= 1 + 1e-4
+    assert factor_of(rows, 0.0) > 1e4
 
 
 def test_without_a_fixed_epsilon_small_updates_are_extrapolated_as_large_ones() -> None:
