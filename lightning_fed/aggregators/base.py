@@ -42,6 +42,7 @@ class Aggregator(FederatedCallback, ABC):
             them for validation (``held_out``).
         mask_refusal: Why the rule takes no mask; None if it takes one.
         vectors_down: Vectors of length d that a client gets in a round for the rule, besides the model.
+        ahead: What the rule adds to w before clients get it, set in ``on_round_start``, shape (d,); None for nothing.
         min_clients: The fewest clients that the rule needs in a round.
         weightings: The values that ``weighting`` may have.
         weighs_updates: Whether the p_i weigh the updates; if not, they weigh only the buffers.
@@ -53,6 +54,7 @@ class Aggregator(FederatedCallback, ABC):
     losses_over: Literal["train", "held_out"] = "train"
     mask_refusal: str | None = None
     vectors_down: int = 0
+    ahead: Tensor | None = None
     min_clients: int = 1
     weightings: tuple[str, ...] = ("samples", "uniform")
     weighs_updates: bool = True

@@ -55,10 +55,10 @@ class FedACG(FedAvgM):
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Computes η_g β m."""
-        self._ahead = self.recall("momentum", trainer.weights) * (self.lr * self.beta)
+        known = self.beta and self.vectors
+        self.ahead = self.recall("momentum", trainer.weights) * (self.lr * self.beta) if known else None
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Moves the client's start ahead, also if a client algorithm has displaced it."""
-        if self.beta and self.vectors:
-            start = trainer.vector.data.add_(self._ahead)
-            trainer.origin = start.clone()
+        if self.ahead is not None:
+            trainer.origin = trainer.vector.data.add_(self.ahead).clone()

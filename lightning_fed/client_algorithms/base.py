@@ -22,7 +22,8 @@ class ClientAlgorithm(FederatedCallback):
     - ``trainer.vector.data``: the live weights; ``trainer.vector.add_to_gradient(term)`` adds to their gradient, and
       ``scale_gradient(factor)`` scales it before, if the class says ``scales_gradient = True``
     - ``trainer.vector.personal``: the live weights that stay with the client, if any do, (p,); the others are shared
-    - ``trainer.weights``: the round's global model w
+    - ``trainer.weights``: the round's global model w; ``trainer.received``: what clients get, which is w too unless the
+      aggregator sends another, as FedACG does
     - ``trainer.origin``: the live weights that stand for w, from which the update is measured: w, unless an algorithm
       displaced the start and said so by setting it. A term that reads the iterate uses ``vector.data - origin``
     - ``trainer.displacement``: set in ``on_client_start`` to take every gradient at the live weights less this vector

@@ -87,6 +87,8 @@ class TrainerLike(Protocol):
     """Set to end the run after the round."""
     weights: Tensor
     """The global model w, (d,), in float32 at least; the aggregator steps it in place."""
+    received: Tensor
+    """The model that the round's clients get, (d,): w, unless the aggregator lets them start ahead of it."""
     vector: ParameterVector
     """The live weights ``.data`` and their gradient ``.grad``, (d,); ``.add_to_gradient(term)`` adds to it."""
     client_states: ClientStates

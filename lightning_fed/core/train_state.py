@@ -199,6 +199,7 @@ class TrainState:
     memory_format: Literal["preserve", "channels_last"] = "preserve"
     length: int | None = None  # the run's rounds, if something computes with them
     untrained: list[slice] = field(init=False)
+    received: Tensor = field(init=False)
     initial: Tensor = field(init=False)
     num_personal: int = field(init=False)
     trained: list[tuple[Tensor, bool]] = field(init=False)
@@ -206,7 +207,7 @@ class TrainState:
     held_out: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.known = names_kept(self.module)
+        self.known, self.received = names_kept(self.module), self.weights
         self.initial, self.num_personal = self.vector.personal.clone(), self.vector.personal.numel()
         self.start_round()
 

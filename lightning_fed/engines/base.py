@@ -158,7 +158,8 @@ class Engine(ABC):
         state.buffers.start_round()
         self.watch.expect_parameters()
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
-        self.start = state.weights.to(state.vector.dtype)
+        self.start, ahead = state.weights.to(state.vector.dtype), self.aggregator.ahead
+        state.received = state.weights if ahead is None else self.start.clone().add_(ahead).to(state.weights.dtype)
         try:
             clients = self._exchange(cohort, own)
             with logging_alone(self.processes, self.recorder):

@@ -47,7 +47,7 @@ class LossCall(ModelPass):
         kwargs: The same for arguments by name.
         loss: What ``training_step`` returned, shape ().
         batch: What it was given.
-        weights: w, the round's global model, shape (d,).
+        weights: The global model that the client got in this round, shape (d,): w, unless the aggregator sends another.
     """
 
     args: tuple[Any, ...] = ()

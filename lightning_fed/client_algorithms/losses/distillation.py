@@ -17,8 +17,8 @@ class MOON(LossAlgorithm):
     """Adds μ times a contrastive term: features towards the global model's, away from the client's last model's.
 
     Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021. The last model is the client's trained
-    w_i of its former round; in its first round it is w, and the term has no gradient. It costs two forward passes in
-    each step. μ = 0 is plain local training, bit for bit.
+    w_i of its former round; in its first round it is the global one, and the term has no gradient. It costs two forward
+    passes in each step. μ = 0 is plain local training, bit for bit.
 
     Args:
         mu: μ, at least 0. The paper tunes it over 0.1, 1, 5, 10.
@@ -54,7 +54,7 @@ class MOON(LossAlgorithm):
         """Fetches the client's last model."""
         last = self.scratch("last", trainer.weights)
         if not trainer.client_states.recall("MOON", client.id, last):
-            last.copy_(trainer.weights)
+            last.copy_(trainer.received)
         return {"last": last}
 
     def term(self, call: LossCall, own: dict[str, Tensor]) -> Tensor:

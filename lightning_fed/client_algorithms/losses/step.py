@@ -48,11 +48,11 @@ class ClientLosses:
         return cls(state, active) if active else None
 
     def own(self, count: int | None = None) -> list[dict[str, Tensor]]:
-        """Returns what each algorithm keeps for the client that trains, and w; of ``count`` lanes a row for each.
+        """Returns what each algorithm keeps for the client that trains, and its w; of ``count`` lanes a row for each.
 
         w too, though it is one: under vmap in-place sums, such as those of an LSTM, take no shared weights.
         """
-        weights = self.state.weights
+        weights = self.state.received
         shared = {"weights": weights if count is None else weights.expand(count, -1)}
         return [*(one.own() for one in self.algorithms), shared]
 

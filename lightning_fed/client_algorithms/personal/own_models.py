@@ -43,7 +43,7 @@ class _OwnModel(ClientAlgorithm):
         """Fetches the client's own model."""
         own = self.scratch("own", trainer.weights)
         if not trainer.client_states.recall(self.key, client.id, own):
-            own.copy_(trainer.weights)
+            own.copy_(trainer.received)
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Keeps the client's own model."""
@@ -222,7 +222,7 @@ class Ditto(_OwnSteps):
         """Computes ∇f_i(v_i) + λ (v_i - w)."""
         trainer.gradient_at(own, out)
         if self.lam:
-            out.add_(torch.sub(own, trainer.weights, out=self.scratch("away", own)), alpha=self.lam)
+            out.add_(torch.sub(own, trainer.received, out=self.scratch("away", own)), alpha=self.lam)
 
 
 class APFL(_OwnSteps):

@@ -104,6 +104,7 @@ class LightningNames:
     weights: Tensor = forwarded("train_state.weights", "The global vector w, shape (d,), on the device.")
     vector: ParameterVector = forwarded("train_state.vector", "The live module's flat vector.")
     origin: Tensor = forwarded("train_state.origin", "What a client's update is measured from, (d,).", settable=True)
+    received: Tensor = forwarded("train_state.received", "The model that the round's clients get, (d,).")
     displacement: Tensor | None = forwarded(
         "train_state.displacement", "The displacement of gradients, shape (d,).", settable=True
     )
