@@ -101,7 +101,7 @@ def value_order(rows: Tensor) -> Tensor:
     ranks = torch.zeros(len(rows), dtype=torch.int64)
     for columns in torch.split(rows, _FEW_COLUMNS, dim=1):
         block = torch.cat([ranks[:, None], columns.double().cpu()], dim=1)
-        ranks = block.unique(dim=0, return_inverse=True)[1]
+        ranks = torch.unique(block, dim=0, return_inverse=True)[1]
         if ranks.max() == len(rows) - 1:  # no two are equal so far
             break
     return ranks.argsort(stable=True).to(rows.device)

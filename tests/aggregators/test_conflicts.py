@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from lightning_fed.aggregators import (
@@ -29,7 +30,7 @@ from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.masks import SignAgreement
 from tests.aggregators.quadratic import step_by_hand, train_by_hand, weights_after
-from tests.parts import Classifier, federated_data, federated_trainer, points
+from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points
 
 SIZES = [7, 1, 30, 12, 5]
 SHARES = np.array(SIZES) / sum(SIZES)
@@ -305,3 +306,31 @@ def test_a_client_that_stands_still_spoils_nothing(make: Any, tmp_path: Path) ->
 def test_options_out_of_range_are_refused(make: Any, option: str) -> None:
     with pytest.raises(FederatedError, match=rf"--aggregator\.{option}\b"):
         make()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_before_batchnorm_votes_by_rounding_and_without_it_both_engines_agree(
+    bias: bool, tmp_path: Path
+) -> None:
+    """What docs/algorithms/sign-majority.md says: the sign of an error counts in full, so leave such a bias out."""
+    found, updates = [], {}
+
+    class Notes(FederatedCallback):
+        def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+            updates[update.client.id] = update.delta.clone()
+
+    for engine in ("sequential", "vectorized"):
+        torch.manual_seed(0)
+        layers = [nn.Linear(FEATURES, 6, bias=bias), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES)]
+        net = nn.Sequential(*layers)
+        if bias:
+            nn.init.zeros_(net[0].bias)  # so that no rounding of the weight swallows that of its gradient
+        options: dict[str, Any] = {"max_rounds": 3, "engine": engine, "local_epochs": 2}
+        federated_trainer(tmp_path, SignMajority(0.01), Notes(), **options).fit(
+            Classifier(net), federated_data(*[16] * 5)
+        )
+        found.append(torch.cat([p.detach().flatten() for name, p in net.named_parameters() if name != "0.bias"]))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+    if bias:
+        weights, rounding = (abs(torch.stack(list(updates.values()))[:, part]) for part in (slice(30), slice(30, 36)))
+        assert 0 < rounding.max() < 1e-5 * weights.max()
