@@ -178,11 +178,12 @@ def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
         return float(np.sqrt(max(float(weights @ gram @ weights), 0.0)) - radius * t)
 
     highest = float(lengths.max()) / radius  # no mean of updates is longer than all of them
-    t = _HIDDEN * highest  # below it ‖g_γ‖ is lost in the rounding of G, unless the updates in it are shorter
+    # Below t ‖g_γ‖ is lost in the rounding of G, unless the updates in it are shorter.
+    t, above = _HIDDEN * highest, 2 * highest
     while excess(t) <= 0 and (hidden := _HIDDEN * max(gamma(t) @ lengths, shortest) / radius) < t / 2:
-        highest, t = t, max(hidden, 1e-3 * t)
+        t, above = max(hidden, 1e-3 * t), t
     if excess(t) > 0:
-        t = brentq(excess, t, 2 * highest, xtol=1e-15 * highest, rtol=1e-14, maxiter=1000)
+        t = brentq(excess, t, above, xtol=1e-15 * (above / 2), rtol=1e-14, maxiter=1000)
     weights: Array = shares + gamma(t) / t
     return weights
 
