@@ -85,9 +85,9 @@ def write_atomically(path: Path, content: bytes, option: str = _RUNS) -> None:
         file.write(content)
 
 
-def append_whole(path: Path, content: bytes) -> None:
+def append_whole(path: Path, content: bytes, option: str = _RUNS) -> None:
     """Appends to an existing file: all of the content, or nothing if the system refuses."""
-    with writing(path), open(path, "rb+", buffering=0) as file:
+    with writing(path, option), open(path, "rb+", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:
             while content:

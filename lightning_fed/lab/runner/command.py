@@ -55,11 +55,8 @@ def main(argv: list[str], guard: Guard) -> int:
     executor = _executor(root, options)
     per = tuned_together(study) if groups_of(study, cells, root) else [*study.axes, "seed"]
     cells = _share(cells, options.shard, per)
-    groups, pool = groups_of(study, cells, root, writes=not options.dry_run), Pool(root, options.jobs, guard)
-    if groups and not options.dry_run:  # their trials are written there
-        _make_folder(root)
-    plan = partial(_plan, study, cells, groups, root, options.jobs)
-    planned, missing = plan()
+    groups, pool = groups_of(study, cells, root, writes=False), Pool(root, options.jobs, guard)
+    planned, missing = _plan(study, cells, groups, root, options.jobs)
     trials = sum(len(attempt.cells) for group in groups for attempt in group.asked())
     tuning = f", {trials} of them to tune" if trials else ""
     there, done = counted(len(planned), "run"), len(planned) - len(missing)
@@ -78,7 +75,9 @@ def main(argv: list[str], guard: Guard) -> int:
         )
         return 0
     _make_folder(root)
+    groups = groups_of(study, cells, root)  # only now, as they write their trials
     if executor is not None:
+        plan = partial(_plan, study, cells, groups, root, options.jobs)
         return _tell(train_in_tasks(executor, tasks, plan), root, options)
     return _tell(_train(study, cells, groups, pool, options.jobs), root, options)
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import expect_known, import_extra
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.record import read_run
+from lightning_fed.lab.runner.storage import expect_below, optuna_storage
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
 from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, all_parameters, tuned_per
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     import optuna
 
 __all__ = [
-    "Attempt", "Group", "expect_sound_stages", "groups_of", "key_of", "optuna_storage", "tune", "tuned_together",
-    "value_of", "with_choices",
+    "Attempt", "Group", "expect_sound_stages", "groups_of", "key_of", "tune", "tuned_together", "value_of",
+    "with_choices",
 ]  # fmt: skip
 
 _JOURNAL, _LOCK = "tuning.log", "tuning.lock"
@@ -63,15 +65,19 @@ class Group:
         self._known, self._fixed = _parameters_of(study, values), dict[str, Any]()
         self._parameters = _searched(study, self._known, stage)
         self._storage = study.tune.storage or str(root / _JOURNAL)
+        self._file = expect_below(root, self._storage)
         if not members:
             raise FederatedError(f"Expected `tune.at` to leave some combinations of {folder_of(values)}, got none.")
 
     def asked(self) -> list[Attempt]:
         """Returns the trials so far, without those that were ended early or are still waiting."""
-        states = ("WAITING", "PRUNED")
-        if not self._takes_over():
-            return []
-        return [self._attempt(trial) for trial in self._optuna.trials if trial.state.name not in states]
+        trials = self._trials() if self._takes_over() else []
+        return [self._attempt(trial) for trial in trials if trial.state.name != "PRUNED"]
+
+    def _trials(self) -> "list[optuna.trial.FrozenTrial]":
+        """Returns the trials that have all options; a process that was killed may have left others."""
+        trials = [trial for trial in self._optuna.trials if trial.state.name != "WAITING"]
+        return [trial for trial in trials if self._parameters.keys() <= _params_of(trial).keys()]
 
     def planned(self, most: int) -> list[Attempt]:
         """Returns the trials so far, or the first trials if there are none."""
@@ -119,8 +125,8 @@ class Group:
         if (limit := tuning.trials or grid) is None:
             raise FederatedError("Expected `tune.trials`, as ranges have no last value to try, got none.")
         lock = FileLock(self._root / _LOCK) if self._writes else nullcontext()
-        with lock:  # otherwise a second start at the same time would ask for the same trials
-            left = min(limit, grid or limit) - sum(trial.state.name != "WAITING" for trial in self._optuna.trials)
+        with writing(self._root / _LOCK, "--output"), lock:  # a second start now would ask for the same trials
+            left = min(limit, grid or limit) - len(self._trials())
             if tuning.sampler == "grid":  # Optuna's sampler would end the study
                 for values in product(*map(_texts, choices)):
                     self._optuna.enqueue_trial(dict(zip(self._parameters, values, strict=True)), skip_if_exists=True)
@@ -150,8 +156,8 @@ class Group:
         return goal_of(self._study.tune.metric, self._study.tune.goal, "tune.goal")
 
     def _attempt(self, trial: "optuna.trial.FrozenTrial") -> Attempt:
-        values = {name: trial.params[name] for name in self._parameters}
-        chosen = {name: json.loads(value) if isinstance(value, str) else value for name, value in values.items()}
+        values = _params_of(trial).items()
+        chosen = {name: json.loads(value) if isinstance(value, str) else value for name, value in values}
         chosen |= self._fixed
         options = {name: chosen[name] for name in self._known if name in chosen}
         seeds = self._study.tune.seeds
@@ -189,25 +195,25 @@ class Group:
         )
         try:
             if not self._writes:
-                return _copied(module, open_in(storage=None), self._storage)
+                return self._copied(module, open_in(storage=None))
             self._root.mkdir(parents=True, exist_ok=True)
             found: optuna.Study = open_in(storage=optuna_storage(self._storage))
+        except FederatedError:
+            raise
         except Exception as error:  # each database has its own exceptions
-            if tuning.storage is None:
-                raise
             raise FederatedError(
                 "Expected `tune.storage` to be the URL of a database that Optuna reaches, such as "
-                f"`postgresql://user@host/name`, got {tuning.storage!r}: {error}"
+                f"`postgresql://user@host/name`, got {self._storage!r}: {error}"
             ) from error
         return found
 
-
-def _copied(module: Any, empty: "optuna.Study", place: str) -> "optuna.Study":
-    """Copies trials, if there are any, from a database or journal to a study of the same name in memory."""
-    if "://" in place or Path(place).exists():
-        with suppress(KeyError):  # raised by Optuna if there is no such study
-            empty.add_trials(module.load_study(study_name=empty.study_name, storage=optuna_storage(place)).trials)
-    return empty
+    def _copied(self, module: Any, empty: "optuna.Study") -> "optuna.Study":
+        """Copies trials, if there are any, from the database or journal to a study of the same name in memory."""
+        if self._file is None or self._file.exists():
+            with suppress(KeyError):  # raised by Optuna if there is no such study
+                storage = optuna_storage(self._storage)
+                empty.add_trials(module.load_study(study_name=empty.study_name, storage=storage).trials)
+        return empty
 
 
 def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = True) -> list[Group]:
@@ -312,6 +318,10 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float:
     return mean_of(values)
 
 
+def _params_of(trial: "optuna.trial.FrozenTrial") -> dict[str, Any]:
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+
+
 def _texts(values: Sequence[Any]) -> list[str]:
     return [json.dumps(value) for value in values]
 
@@ -319,14 +329,6 @@ def _texts(values: Sequence[Any]) -> list[str]:
 def _number_of(values: Any) -> int:
     """Hashes values of a study's file to a number below 2^32."""
     return int(hashlib.sha256(json.dumps(values, default=vars).encode()).hexdigest()[:8], 16)
-
-
-def optuna_storage(place: str) -> Any:
-    """Opens a database by its URL, or a journal by its path."""
-    from optuna.storages import JournalStorage, get_storage
-    from optuna.storages.journal import JournalFileBackend
-
-    return get_storage(place) if "://" in place else JournalStorage(JournalFileBackend(place))
 
 
 def _import() -> Any:

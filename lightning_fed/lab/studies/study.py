@@ -78,7 +78,8 @@ class Tune:
         trials: Largest number of combinations for each choice; of a grid the first ones (default: all).
         pruner: With `median`, a run stops if its best value is worse than the median of other trials; it compares
             after a fifth of the rounds.
-        storage: URL of Optuna's database, as `postgresql://user@host/name` (default: a journal in the runs' folder).
+        storage: Address of a database, as `postgresql://user@host/name`, or a file below the runs' folder (default: the
+            journal `tuning.log` in it).
         stages: Lists of tuned options, searched one list after the other; the other options keep the choice of the
             stage before (default: one stage with all options). A choice skips a stage that has none of its options.
         start: Values of axes; the first stage of all other values starts from their choice, as in `{rule: FedAvg}`.

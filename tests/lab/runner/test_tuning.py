@@ -253,7 +253,7 @@ def test_who_starts_it_meanwhile_asks_for_no_more_than_there_are_to_be(tmp_path:
 
 
 @pytest.mark.parametrize("sampler", ["grid", "tpe"])
-@pytest.mark.parametrize("url", [None, "sqlite:///trials.db"])
+@pytest.mark.parametrize("url", [None, "sqlite:///runs/t/trials.db"])
 def test_what_would_be_tried_is_told_without_writing_it(tmp_path: Path, sampler: Any, url: str | None) -> None:
     lr = [0.1, 0.2, 1.0] if sampler == "grid" else Space(0.01, 1)
     one = Study("T", "t", tune=Tune(parameters={"lr": lr}, sampler=sampler, trials=3, statistic="final", storage=url))
@@ -273,9 +273,9 @@ def test_what_would_be_tried_is_told_without_writing_it(tmp_path: Path, sampler:
 
 
 def test_trials_are_kept_in_any_database_of_optuna(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'trials.db'}"
-    kept = Tune(parameters={"lr": [0.1, 1.0]}, statistic="final", pruner="median", storage=url)
     for name, best in (("one", 0.1), ("other", 1.0)):
+        url = f"sqlite:///{tmp_path / 'runs' / name / 'trials.db'}"
+        kept = Tune(parameters={"lr": [0.1, 1.0]}, statistic="final", pruner="median", storage=url)
         of, root = Study("T", name, axes={"rule": RULES}, tune=kept), tmp_path / "runs" / name
         groups = groups_of(of, cells_of(of), root)
         watched = [cell.watch for group in groups for attempt in group.planned(1) for cell in attempt.cells]
