@@ -68,7 +68,7 @@ def load_runs(*folders: str | Path) -> DataFrame:
 
 def _value(text: str | None) -> Any:
     """Converts the text of an option to a number or a truth value, if it is one."""
-    with suppress(ValueError, TypeError):
+    with suppress(ValueError, TypeError, RecursionError):
         found = json.loads(text or "")
         return found if found is None or isinstance(found, (bool, int, float)) else text
     return text

@@ -5,11 +5,35 @@ import os
 import pytest
 import yaml
 
-from lightning_fed.cli.yaml_loader import ConfigLoader
+from lightning_fed.cli.yaml_loader import ConfigLoader, PlainLoader
 from tests.parts import quick_first
 
 BASE = ("fit", "--model", "Plain", "--data", "Digits")
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
+ENDLESS = (
+    BOMB,
+    "&a {b: *a}",
+    "a: &a [*a]",
+    "a: " + "[" * 900 + "]" * 900,
+    "a0: &a0 {x: 1, y: 2}\n"
+    + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 9)),
+    f"a: &a {'x' * 10_000}\nb: [{', '.join(['*a'] * 90_000)}]",
+    f"a: {'9' * 5000}",
+)
+
+
+@pytest.mark.parametrize("loader", [PlainLoader, ConfigLoader])
+@pytest.mark.parametrize("text", ENDLESS, ids=range(len(ENDLESS)))
+def test_what_would_grow_is_refused(loader, text):
+    with pytest.raises(yaml.YAMLError):
+        yaml.load(text, Loader=loader)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1:30, off, 1e3, 0x10]", "{a: &a {c: 1}, b: {<<: *a, c: 2}}", "a: 1\na: 2", "d: 2020-01-01"]
+)
+def test_other_files_are_read_as_pyyaml_reads_them(text):
+    assert yaml.load(text, Loader=PlainLoader) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The report as one HTML page that needs neither a network nor other files."""
 
 import json
+import warnings
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -8,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lightning_fed.cli.yaml_loader import read_yaml
+from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report.budgets import is_measured
 from lightning_fed.lab.report.charts import curves_html
@@ -159,8 +160,9 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():  # a run has one of the two files; reading a device or a pipe may never end
         return {}
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # a damaged file has no options
+        config = read_yaml(path)
+    except FederatedError as error:
+        warnings.warn(f"Left out the options of a run. {error}", stacklevel=2)
         return {}
     return config if isinstance(config, dict) else {}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from lightning_fed.cli.configs_command import find_config
+from lightning_fed.cli.yaml_loader import PlainLoader, read_yaml
 from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.lab.common import CommandParser, are, one_line
@@ -266,9 +267,9 @@ def rounds_of(cell: Cell) -> int:
         if word == "--config":
             given = _trainer_of(next(words))
         elif option == "--trainer":
-            given = yaml.safe_load(value) or {}
+            given = yaml.load(value, Loader=PlainLoader) or {}
         elif (name := option.removeprefix("--trainer.")) in _NAMES:
-            given = {name: yaml.safe_load(value)}
+            given = {name: yaml.load(value, Loader=PlainLoader)}
         rounds = next((int(str(given[name])) for name in _NAMES if name in given), rounds)
     return rounds
 
@@ -276,5 +277,5 @@ def rounds_of(cell: Cell) -> int:
 @cache
 def _trainer_of(name: str) -> dict[str, object]:
     """Returns the trainer options in a configuration; read only once, as a study may have 100,000 runs of it."""
-    config = yaml.safe_load(Path(find_config(name)).read_text()) or {}
+    config = read_yaml(find_config(name)) or {}
     return config.get("trainer") or {}

@@ -15,6 +15,7 @@ import yaml
 
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.core.display.shown import is_news, one_line
+from lightning_fed.cli.yaml_loader import PlainLoader
 from lightning_fed.core.files import write_atomically
 from lightning_fed.lab.attack.options import COLUMNS, TABLE, attack_columns
 from lightning_fed.lab.report.load import Columns, read_metrics
@@ -124,7 +125,7 @@ def _values_of(name: str) -> tuple[Any, ...]:
             found[path] = hashlib.sha256(content).hexdigest()
             continue
         try:
-            found[path] = yaml.safe_load(content)
+            found[path] = yaml.load(content, Loader=PlainLoader)
         except yaml.YAMLError:  # the parser of the run will report it
             found[path] = content
         ahead = [text for text in _texts(found[path]) if text.endswith(_CONFIGS + _WEIGHTS)] + ahead

@@ -10,9 +10,11 @@ import pytest
 import yaml
 
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab import notebook
 from lightning_fed.lab.report.load import Method, group_runs, load_runs
 from lightning_fed.lab.report.page import client_table, config_differences, split_pictures
 from lightning_fed.lab.report_command import main
+from tests.cli.test_yaml import ENDLESS
 from tests.lab.report.parts import Page, fits_the_window, opened, write_run
 
 HOSTILE = "</script><script>broken()</script><img src=http://x.invalid/y>&amp;\"'"
@@ -229,9 +231,21 @@ def test_differences_have_the_names_of_the_command_line(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("other", [None, "", "- a list", "a: [broken", "a: !!python/object:os.x {}", "\0"])
+@pytest.mark.parametrize("other", [None, "", "- a list"])
 def test_a_config_that_says_nothing_is_not_compared(tmp_path: Path, other: str | None) -> None:
     assert config_differences(methods_of(tmp_path, a=FEDAVG, b=other)) == []
+
+
+@pytest.mark.parametrize("other", ["a: [broken", "a: !!python/object:os.x {}", "\0", *ENDLESS])
+def test_a_config_that_cannot_be_read_is_told(tmp_path: Path, other: str) -> None:
+    with pytest.warns(UserWarning, match="Left out the options of a run. Expected .*/config.yaml to be a file of YAML"):
+        assert config_differences(methods_of(tmp_path, a=FEDAVG, b=other)) == []
+
+
+def test_an_option_of_thousands_of_brackets_is_text(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    methods_of(tmp_path, a="a: x", b=f"a: '{'[' * 100_000}'")
+    assert set(notebook.load_runs(tmp_path)["a"]) == {"x", "[" * 100_000}
 
 
 def test_clients_are_read_whole(tmp_path: Path) -> None:

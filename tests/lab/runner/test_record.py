@@ -8,16 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightning_fed.cli.yaml_loader import read_yaml
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack.options import COLUMNS, AttackOptions
 from lightning_fed.lab.runner import command, record, worker
 from lightning_fed.lab.runner.command import main, rounds_of
-from lightning_fed.lab.runner.record import done_run, read_run, write_record
+from lightning_fed.lab.runner.record import done_run, hash_of, read_run, write_record
 from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.studies.cells import Cell, cells_of
 from lightning_fed.lab.studies.study import AxisValue, Name, Report, Study
 from lightning_fed.runs.folder import RunFolder, create_run
 from lightning_fed.runs.lock import RunLock
+from tests.cli.test_yaml import ENDLESS
 
 RATES = {str(rate): AxisValue(set={"model.optimizer.lr": rate}) for rate in (0.1, 0.2)}
 
@@ -210,10 +212,20 @@ def test_rounds_are_what_the_words_say_last(tmp_path: Path) -> None:
 
 
 def test_the_configuration_of_many_runs_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells, read = cells_of(study(tmp_path, rounds=7)), list[Path]()
-    monkeypatch.setattr(command.Path, "read_text", lambda path: read.append(path) or path.read_bytes().decode())
+    cells, read = cells_of(study(tmp_path, rounds=7)), list[str]()
+    monkeypatch.setattr(command, "read_yaml", lambda path: read.append(path) or read_yaml(path))
     assert [rounds_of(cell) for cell in cells] == [7, 7]
-    assert [path.name for path in read] == ["base.yaml"]
+    assert read == ["base.yaml"]
+
+
+@pytest.mark.parametrize("text", ENDLESS)
+def test_a_configuration_that_grows_when_it_is_read_has_a_hash(tmp_path: Path, text: str) -> None:
+    hashes = set()
+    for more in ("", "x: 1\n"):
+        (tmp_path / "base.yaml").write_text(more + text)
+        hashes.add(hash_of(cells_of(Study("T", configs=["base.yaml"]))[0]))
+        record._values_of.cache_clear()
+    assert len(hashes) == 2
 
 
 @pytest.mark.parametrize(
