@@ -50,6 +50,7 @@ def _any_class_may_be_named() -> Iterator[None]:
     before = {name: copy(value) for name, value in _common.parsing_settings.items()}
     yield
     _common.parsing_settings.update(before)
+    os.environ.pop("LIGHTNING_FED_SAFE_IMPORTS", None)
 
 
 @pytest.fixture(autouse=True)

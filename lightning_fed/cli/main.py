@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pydoc import ErrorDuringImport, locate
@@ -32,6 +33,7 @@ _WITH_TRAINER = {
 _OURS = (
     "aggregators", "callbacks", "callbacks.diagnostics", "client_algorithms", "data", "masks", "models", "sampling"
 )  # fmt: skip
+_SAFE = "LIGHTNING_FED_SAFE_IMPORTS"  # which the other processes of a run read
 
 
 def main(args: list[str] | None = None) -> None:
@@ -39,8 +41,9 @@ def main(args: list[str] | None = None) -> None:
 
     Args:
         args: Command-line arguments, None for those of the process. ``--debug`` anywhere, or the variable
-            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes. With ``--safe_imports NAMES`` anywhere, options may
-            name only these classes and functions and those of this package. Both last until the process ends.
+            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes. With ``--safe_imports NAMES`` anywhere, or the
+            variable ``LIGHTNING_FED_SAFE_IMPORTS``, options may name only these classes and functions and those of this
+            package. Both last until the process ends, and hold for the processes that it starts.
 
     Raises:
         SystemExit: With 2 after a mistake on the command line or in a config file, 1 after a later mistake, 130 after
@@ -48,12 +51,15 @@ def main(args: list[str] | None = None) -> None:
     """
     general = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     general.add_argument("--debug", action="store_true")
-    general.add_argument("--safe_imports", nargs="?", const="")
+    general.add_argument("--safe_imports", nargs="?", const="", default=os.environ.get(_SAFE))
     given, words = general.parse_known_args(args)
     if given.debug:
         os.environ["LIGHTNING_FED_DEBUG"] = "1"
     open_streams()
     with output_is_written(), mistakes_in_one_sentence():
+        for word in words:  # a parser would refuse it too, but import what it is to keep out before
+            if word.startswith("-") and get_close_matches(word.partition("=")[0].lower(), ["--safe_imports"], 1, 0.7):
+                exit_with(f"Expected `--safe_imports NAMES`, written so and before any `--`, got {word!r}.", 2)
         guard = partial(_restrict_imports, given.safe_imports)
         guard()
         _run(words, guard)
@@ -84,17 +90,21 @@ def _restrict_imports(names: str | None) -> None:
         return
     from jsonargparse import set_parsing_settings
 
+    os.environ[_SAFE] = names
     _make_working_folder_importable()
     allowed = {**_own_classes(), **{name: _named(name) for name in names.split(",")}}
     allowed.update({f"{found.__module__}.{found.__qualname__}": found for found in list(allowed.values())})
     # Names below an allowed class are its methods. They are denied, as one may for example load a file.
     classes = [(path, found) for path, found in allowed.items() if isinstance(found, type)]
     methods = [f"{path}.{name}" for path, found in classes for name in {*dir(found), *dir(type)}]
-    set_parsing_settings(
-        import_path_denylist=["*", *methods],
-        import_path_allowlist=list(allowed),
-        instantiate_subclass_spec_in_any=False,
-    )
+    try:
+        set_parsing_settings(
+            import_path_denylist=["*", *methods],
+            import_path_allowlist=list(allowed),
+            instantiate_subclass_spec_in_any=False,
+        )
+    except ValueError as error:  # of a function that could take the restriction back
+        exit_with(f"Expected after `--safe_imports` names that can be allowed, but: {error}", 2)
 
 
 def _own_classes() -> dict[str, Any]:
@@ -111,13 +121,26 @@ def _own_classes() -> dict[str, Any]:
 def _named(path: str) -> Any:
     """Imports a class or function that you trust."""
     found = None
-    with suppress(ErrorDuringImport):
-        found = locate(path)
+    if not _is_module(path):
+        with suppress(ErrorDuringImport):
+            found = locate(path)
     is_below = isinstance(locate(path.rpartition(".")[0]) if found is not None and "." in path else None, type)
     if is_below or not (callable(found) and hasattr(found, "__qualname__")):
         expected = "full names of classes and functions, as in `torch.optim.SGD,my_file.MyModel`"
         exit_with(f"Expected after `--safe_imports` {expected}, got {path!r}, which is none that can be imported.", 2)
     return found
+
+
+def _is_module(path: str) -> bool:
+    """Says whether a name is one of a package or module, or has no dot, without importing anything."""
+    names, places = path.split("."), None
+    for end in range(1, len(names) + 1 if all(names) else 0):
+        specs = (finder.find_spec(".".join(names[:end]), places) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
+        places = None if spec is None else spec.submodule_search_locations
+        if places is None:
+            return end == len(names) and (spec is not None or end == 1)
+    return True
 
 
 def _make_working_folder_importable() -> None:

@@ -1,8 +1,10 @@
 """With ``--safe_imports`` options name our classes and those given alone; nothing else is imported."""
 
+import os
 import sys
 
 import pytest
+from jsonargparse import _common
 
 from tests.parts import quick_first
 
@@ -127,6 +129,53 @@ def test_what_is_allowed(cli):
 def test_the_option_holds_for_all_commands_of_a_process(cli, mistake):
     mistake(*BASE, "--aggregator", "untrusted.Thing")
     assert "that `--safe_imports` names" in mistake(*BASE[:-2], "--aggregator", "untrusted.Thing")
+
+
+OPEN = ("fit", "--model", "tests.cli.parts.Plain", "--data", "Digits", "--aggregator", "untrusted.Thing")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*OPEN, "--", "--safe_imports", NAMES),
+        ("--", *OPEN, f"--safe_imports={NAMES}"),
+        (*OPEN, "--safe_import", NAMES),
+        (*OPEN, "--safe-imports", NAMES),
+        (*OPEN, f"--Safe_Imports={NAMES}"),
+        ("-safe_imports", NAMES, *OPEN),
+        (*OPEN, "--save_imports", NAMES),
+        ("data", *OPEN[1:], "--", "--safe_imports", NAMES),
+    ],
+)
+def test_where_it_would_be_no_guard_nothing_is_imported(mistake, words):
+    said = mistake(*words)
+    assert said.startswith("Expected `--safe_imports NAMES`, written so and before any `--`, got '-")
+
+
+@pytest.mark.parametrize("words", [BASE[-2:], (f"--safe_imports={NAMES}",)])
+def test_it_holds_wherever_it_stands_and_for_the_processes_of_a_run(cli, mistake, monkeypatch, words):
+    text = cli.file("one.yaml", "aggregator: {class_path: untrusted.Thing}")
+    files = ("--config", text)
+    for order in ((*words, *BASE[:-2], *files), (*BASE[:-2], *words, *files), (*BASE[:-2], *files, *words)):
+        assert "that `--safe_imports` names" in mistake(*order)
+    assert os.environ["LIGHTNING_FED_SAFE_IMPORTS"] == NAMES
+    _common.parsing_settings.update(import_path_denylist=[], import_path_allowlist=[])  # as in a new process
+    assert "that `--safe_imports` names" in mistake(*BASE[:-2], *files)
+
+
+@pytest.mark.parametrize("name", ["untrusted", "package", "package.untrusted"])
+def test_a_module_is_refused_and_not_imported(cli, mistake, name):
+    (cli.folder / "package").mkdir()
+    for path in ("package/__init__.py", "package/untrusted.py"):
+        cli.file(path, "open('made', 'w').close()\n")
+    assert f"got '{name}', which is none" in mistake("fit", "--safe_imports", name)
+    assert not (cli.folder / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["jsonargparse.set_parsing_settings", "jsonargparse.ArgumentParser"])
+def test_what_could_take_the_guard_back_is_refused(mistake, name):
+    said = mistake("fit", "--safe_imports", name)
+    assert said.startswith("Expected after `--safe_imports` names that can be allowed, but: ")
 
 
 @pytest.mark.parametrize("words", [["--safe_imports"], ["--safe_imports="], ["--safe_imports", "a-b,c"]])
