@@ -219,6 +219,8 @@ class FederatedCLI(LightningCLI):
             )
         if not optimizer or not self.auto_configure_optimizers:
             return
+        if given := [name for name in _OPTIMIZATION if (self._get(self.config, name) or {}).get("dict_kwargs")]:
+            raise FederatedError(f"Expected the options of `--{given[0]}` in `init_args`, got some in `dict_kwargs`.")
         if is_overridden("configure_optimizers", self.model):
             rank_zero_info(f"`--optimizer` replaces `{type(self.model).__name__}.configure_optimizers`.")
 

@@ -51,6 +51,14 @@ def _unfit(error: Exception, built: Any, options: dict[str, Any]) -> FederatedEr
     reason = str(error).split("\n")[0].strip(".") or "out of memory"
     if isinstance(error, MemoryError) or _TOO_LARGE.search(reason):
         return FederatedError(f"Expected sizes of {built.__name__} that fit into memory, but: {reason}.")
+    told = re.search("unexpected keyword argument '(.*)'|takes no arguments", reason)
+    if isinstance(error, TypeError) and told:
+        known = {parameter.name for parameter in get_signature_parameters(built)}
+        for name in options:
+            if name not in known and told[1] in (name, None):  # in `init_args` the parser has refused it
+                return FederatedError(
+                    f"Expected only options that {built.__name__} has, got `{name}` in `dict_kwargs`."
+                )
     with suppress(Exception):  # a foreign signature may raise anything
         parameters = signature(built.__init__).parameters
         nulls = [name for name, value in options.items() if value is None and parameters[name].default is not None]
@@ -218,9 +226,16 @@ class FederatedArgumentParser(LightningArgumentParser):
         """Builds all classes of a config, and raises the original exception of a constructor."""
         try:
             return super().instantiate_classes(*args, **kwargs)
-        except ValueError:
-            if self._failure is None:
+        except ValueError as error:
+            # jsonargparse's own message, if no class was built: lines for each type of a union, some about other types.
+            lines = re.findall("^ *- (?!Does not|Expected a|Import path)(.+)", str(error), re.MULTILINE)
+            if self._failure is None and not lines:
                 raise
+            if self._failure is None:
+                reasons = "; ".join(lines)
+                raise FederatedError(
+                    f"Expected `init_args` and `dict_kwargs` that can be given, but: {reasons}."
+                ) from error
             failure, self._failure = self._failure, None
         raise failure
 

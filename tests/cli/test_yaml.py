@@ -249,3 +249,39 @@ def test_a_bundled_data_module_takes_no_unknown_options(cli, mistake):
     file = cli.file("d.yaml", "data: {class_path: Digits, dict_kwargs: {nothing: 3}}")
     said = mistake("fit", "--model", "Plain", "--config", file, code=1)
     assert said == "Expected only options that Digits has, got `nothing`: leave it out."
+
+
+WRONG = "{class_path: %s, dict_kwargs: {nothing: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("client: %s", "FedPer"), ("client: [%s]", "FedProx"), ("aggregator: %s", "FedAvgM"),
+        ("aggregator: {class_path: FedAvg, init_args: {mask: %s}}", "SignAgreement"),
+        ("trainer: {callbacks: [%s]}", "UpdateAgreement"), ("trainer: {sampler: %s}", "UniformSampler"),
+        ("data: {class_path: Digits, init_args: {partitioner: %s}}", "IID"),
+        ("data: %s", "lightning_fed.data.FederatedDataModule"), ("model: %s", "Plain"),
+    ],
+)  # fmt: skip
+def test_options_that_a_class_does_not_have_are_told(cli, mistake, key, name):
+    """jsonargparse passes what is in ``dict_kwargs`` on without a look at the class."""
+    file = cli.file("d.yaml", key % (WRONG % name))
+    said = mistake("fit", "--model", "Plain", "--data", "Digits", "--config", file, code=1)
+    assert said == f"Expected only options that {name.rpartition('.')[2]} has, got `nothing` in `dict_kwargs`."
+
+
+@pytest.mark.parametrize("options", ["{self: 1}", "{1: 1}"])
+def test_options_that_no_class_can_have_are_told(cli, mistake, options):
+    file = cli.file("d.yaml", f"client: {{class_path: FedPer, dict_kwargs: {options}}}")
+    said = mistake("fit", "--model", "Plain", "--data", "Digits", "--config", file, code=1)
+    assert said.startswith("Expected `init_args` and `dict_kwargs` that can be given, but: ")
+
+
+@pytest.mark.parametrize("option", ["optimizer", "lr_scheduler"])
+def test_options_of_an_optimizer_that_would_be_lost_are_refused(cli, mistake, option):
+    parts = {"optimizer": "SGD, init_args: {lr: 0.1}", "lr_scheduler": "StepLR, init_args: {step_size: 1}"}
+    parts[option] += ", dict_kwargs: {nothing: 1}"
+    file = cli.file("d.yaml", "".join(f"{name}: {{class_path: {part}}}\n" for name, part in parts.items()))
+    said = mistake("fit", "--model", "Plain", "--data", "Digits", "--config", file, code=1)
+    assert said == f"Expected the options of `--{option}` in `init_args`, got some in `dict_kwargs`."

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import yaml
 
-__all__ = ["VALUES", "Trial", "make_trial", "places"]
+__all__ = ["VALUES", "Trial", "bomb", "make_trial", "places"]
 
 _BASE = """
 trainer: {accelerator: cpu, max_rounds: 1, clients_per_round: 3, local_steps: 1, enable_progress_bar: false}
@@ -182,10 +182,13 @@ def _move_line(rng: random.Random, text: bytes) -> bytes:
     return b"".join(lines)
 
 
-def _bomb(rng: random.Random, text: bytes) -> bytes:
+def bomb(rng: random.Random, text: bytes) -> bytes:
     deep = b"".join(b"a%d: &a%d [%s]\n" % (i, i, b", ".join([b"*a%d" % (i - 1)] * 9)) for i in range(1, 9))
+    merged = b"a0: &a0 {x: 1}\n" + deep.replace(b" [", b" {<<: [").replace(b"]", b"]}")
+    long = b"a: &a %s\nb: [%s]\n" % (b"x" * 10_000, b", ".join([b"*a"] * 90_000))
     within = text.replace(b"init_args:", b"init_args: &a\n   b: *a", 1)
-    return rng.choice([text + b"client: &c [*c]\n", b"a0: &a0 [x]\n" + deep + text, within])
+    recursive = (text + b"client: &c [*c]\n", text + b"client: &c {a: *c}\n", within, b"&a {b: *a}")
+    return rng.choice([*recursive, b"a0: &a0 [x]\n" + deep + text, merged + text, long + text])
 
 
 def _word(rng: random.Random, trial: Trial, trees: list[Any]) -> None:
@@ -235,6 +238,6 @@ _KNOWN = (_unknown_key, _key_twice, _empty_group, _empty_mapping)
 _UNKNOWN = (
     *[_change_tree("set", _set)] * 4, _change_tree("delete", _delete), _change_tree("retarget", _retarget),
     *[_change_tree("swap class", _swap_class)] * 2, _change_text("cut", _cut), _change_text("bytes", _throw_bytes),
-    *[_change_text("signs", _throw_signs)] * 2, _change_text("line", _move_line), _change_text("aliases", _bomb),
+    *[_change_text("signs", _throw_signs)] * 2, _change_text("line", _move_line), _change_text("aliases", bomb),
     *[_word] * 3, *[_variable] * 2,
 )  # fmt: skip

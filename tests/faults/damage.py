@@ -65,9 +65,24 @@ def become_a_device(path: Path, chance: random.Random) -> None:
     path.symlink_to("/dev/zero")
 
 
+def become_endless(path: Path, chance: random.Random) -> None:
+    """A link to a file that has a terabyte and takes no space."""
+    path.unlink()
+    large = path.with_name(f"{path.name}.large")
+    with open(large, "wb") as file:
+        file.truncate(1 << 40)
+    path.symlink_to(large.name)
+
+
 def become_a_pipe(path: Path, chance: random.Random) -> None:
     path.unlink()
     os.mkfifo(path)
+
+
+def half_a_line(path: Path, chance: random.Random) -> None:
+    """Leaves what a full disk leaves of a last line, of which nothing more is known."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines) + lines[-1][: chance.randrange(len(lines[-1]))])
 
 
 def lose_a_line(path: Path, chance: random.Random) -> None:
@@ -111,12 +126,14 @@ def rename_records(path: Path, chance: random.Random) -> None:
     torch.save(checkpoint, path)
 
 
-ANY = (flip, flip, cut, delete, become_a_folder, become_a_device, become_a_pipe, become_noise, lose_a_block)
+ANY = (
+    flip, flip, cut, delete, become_a_folder, become_a_device, become_a_pipe, become_endless, become_noise, lose_a_block,
+)  # fmt: skip
 # What is harmed, and in which ways.
 TARGETS: dict[str, tuple[Callable[[Path, random.Random], None], ...]] = {
     "checkpoints/last.ckpt": (*ANY, rewrite, rewrite, rewrite, rename_records),
     "checkpoints/best.ckpt": (*ANY, rewrite),
-    "metrics.csv": (*ANY, lose_a_line),
+    "metrics.csv": (*ANY, lose_a_line, half_a_line),
     "run.json": (*ANY, lose_a_line),
     "client_states/SCAFFOLD/*.npy": (*ANY, exchange, exchange, exchange),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tests.faults.config_trials import VALUES, places
+from tests.faults.config_trials import VALUES, bomb, places
 from tests.faults.counts import Counts, Outcome
 
 TRIALS = 2000
@@ -37,6 +37,11 @@ _NAMES: tuple[Any, ...] = (
 _RANGES: tuple[Any, ...] = (
     float("inf"), float("-inf"), float("nan"), 1e308, -1e308, 10**400, -1, 0, 1e-320, "x", None, True, 1, 2.5,
 )  # fmt: skip
+_STORAGES = (
+    "../.bash_profile", ".bash_profile", "/tmp/lightning-fed.log", "runs/studies/rates/../x", "~/x", "file:x", "pipe", "a/b",
+    "sqlite:///x.db", "sqlite:///../x.db", "sqlite:////tmp/lightning-fed.db", "sqlite://", "sqlite:///file:x?uri=true",
+    "sqlite:///%2e%2e/x", "SQLITE:///x", "x://../y", "://", "../://x",
+)  # fmt: skip
 _REFUSED = {"name": ("../x", "/tmp/x", "a/../../x", "a\nb", "a\n#SBATCH --wrap", "a\0b"), "axis": ("a\nb", "a\0b")}
 _OPTIONS = (
     "--only", "--jobs", "--profile", "--output", "--shard", "--slurm", "--launcher=slurm", "--launcher", "--on_error",
@@ -47,7 +52,7 @@ def make_trial(seed: int, number: int) -> tuple[bytes, list[str], bool, str]:
     """Returns the file, further words, whether it must be refused, and what was done."""
     rng = random.Random(f"{seed} {number}")
     tree = yaml.safe_load(_BASE)
-    kind = rng.choice(("name", "axis", "value", "range", "set", "set", "word", "cut"))
+    kind = rng.choice(("name", "axis", "value", "range", "set", "set", "word", "cut", "storage", "aliases"))
     said, words, refused = kind, [], False
     if kind == "name":
         tree["name"] = rng.choice(_NAMES)
@@ -69,11 +74,16 @@ def make_trial(seed: int, number: int) -> tuple[bytes, list[str], bool, str]:
         container, key = rng.choice(places(tree))
         container[key] = rng.choice((*VALUES, *_NAMES, *_RANGES))
         said = f"set {key!r} to {container[key]!r}"
+    elif kind == "storage":
+        tree["tune"]["storage"] = rng.choice(_STORAGES)
+        said, refused = f"storage {tree['tune']['storage']!r}", True
     elif kind == "word":
         option, value = rng.choice(_OPTIONS), str(rng.choice((*_NAMES, "1/0", "1/2", "rule=GMA", "setup=a,setup=b")))
         words = [option, value.replace("\0", "")] if rng.random() < 0.8 else [option]
         said = f"words {words}"
     text = yaml.safe_dump(tree, allow_unicode=rng.random() < 0.5).encode(errors="replace")
+    if kind == "aliases":
+        return bomb(rng, text), words, True, kind
     return (text[: rng.randrange(len(text))] if kind == "cut" else text), words, refused, said
 
 

@@ -2,9 +2,11 @@
 
 import csv
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from lightning_fed.core.files import read_regular
 from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["COLUMNS", "FIGURES", "TABLE", "AttackOptions", "attack_columns", "expect_sound_attack"]
@@ -57,8 +59,8 @@ def expect_sound_attack(options: Any, place: str) -> None:
 def attack_columns(table: Path) -> dict[str, float]:
     """Reads the figures of a run's ``attack.csv``, by their column names in a study, such as ``attack/loss/auc``."""
     try:
-        with table.open(encoding="utf-8", newline="") as file:
-            rows = {row["attack"].replace(" ", "_"): row for row in csv.DictReader(file, strict=True)}
+        lines = csv.DictReader(StringIO(read_regular(table).decode(), newline=""), strict=True)
+        rows = {row["attack"].replace(" ", "_"): row for row in lines}
         if not rows:
             raise ValueError("it has no rows")
         return {f"attack/{name}/{figure}": float(row[figure]) for name, row in rows.items() for figure in FIGURES}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.cli.yaml_loader import read_yaml
+from lightning_fed.core.files import read_regular
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report.budgets import is_measured
@@ -199,5 +200,5 @@ def split_pictures(methods: Sequence[Method]) -> dict[bytes, list[str]]:
         folder = method.runs[0].path
         path = next((path for name in ("split", "sizes") if (path := folder / f"{name}.png").is_file()), None)
         if path is not None:
-            pictures.setdefault(path.read_bytes(), []).append(f"{method.label}, seed {method.runs[0].seed}")
+            pictures.setdefault(read_regular(path), []).append(f"{method.label}, seed {method.runs[0].seed}")
     return pictures

@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule
 import lightning_fed
 from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.cli.federated_cli import FederatedCLI
+from lightning_fed.core.files import writing
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import Diverged, FederatedError
 from lightning_fed.lab.attack import command as attack_command
@@ -51,11 +52,11 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
         except FederatedError:
             raise SystemExit(HELD) from None
         if done_run(root, cell) is None:
-            _write_to(folder / LOG)
-            threading.Thread(target=_end_with_parent, daemon=True).start()
-            torch.set_num_threads(1)
-            hash_of(cell)  # read the files now: an edit during the training makes it another run
             with mistakes_in_one_sentence():
+                _write_to(folder / LOG)
+                threading.Thread(target=_end_with_parent, daemon=True).start()
+                torch.set_num_threads(1)
+                hash_of(cell)  # read the files now: an edit during the training makes it another run
                 guard()
                 _train(root, cell)
 
@@ -91,9 +92,10 @@ def _attack(options: AttackOptions, run: RunFolder, trainer: FederatedTrainer) -
 
 
 def _write_to(path: Path) -> None:
-    """Appends the output of this process to a file."""
+    """Appends the output of this process to a file; a link that somebody sent could lead anywhere, a pipe wait."""
     sys.stdout.flush()
-    with open(path, "ab") as log:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with writing(path, "--output"), open(os.open(path, flags, 0o666), "ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
 

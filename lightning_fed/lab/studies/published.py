@@ -4,10 +4,12 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from lightning_fed.core.files import read_regular
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.common import expect_known
 
@@ -89,8 +91,7 @@ def _read(name: str) -> list[Row]:
         expect_choice("report.published.file", name, [*published_files(), "the path of a .csv"])
     path = Path(name) if name.endswith(".csv") else published_files()[name]
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file, strict=True))
+        rows = list(csv.DictReader(StringIO(read_regular(path).decode(), newline=""), strict=True))
         for row in rows:
             float(row["value"])
             float(row["std"] or 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_fed.core.files import write_atomically
+from lightning_fed.core.files import read_regular, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import csv_text, no_apostrophe
 from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
@@ -185,9 +185,7 @@ def _write(path: Path, runs: Iterable[StudyRun | Trial], rows: Iterable[_Row]) -
 def _read(path: Path, expected: Sequence[str], make: Callable[[_Row], _T]) -> list[_T]:
     """Reads complete rows; empty cells are left out."""
     try:
-        if path.exists() and not path.is_file():
-            raise OSError("it is no file")
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise FederatedError(f"Expected the results of a study in {path}, but it cannot be read ({error}).") from error
     try:

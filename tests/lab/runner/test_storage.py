@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.runner import command
+from lightning_fed.lab.runner import command, worker
 from lightning_fed.lab.runner.storage import optuna_storage
 from lightning_fed.lab.runner.tuning import Group, groups_of, tune
 from lightning_fed.lab.studies.cells import cells_of
@@ -133,3 +133,12 @@ def test_a_process_that_was_killed_while_it_wrote_holds_no_lock() -> None:
     Path("runs/t/tuning.log.lock").symlink_to("runs/t/tuning.log")
     assert choice() == {"lr": 1.0}
     assert Path("runs/t/tuning.log.lock").is_symlink()
+
+
+@pytest.mark.parametrize("harm", [os.mkfifo, lambda path: path.symlink_to("../outside")])
+def test_the_output_of_a_run_goes_into_no_pipe_and_no_link(harm: Callable[..., None], tmp_path: Path) -> None:
+    log = Path("log.txt")
+    harm(log)
+    with pytest.raises(FederatedError, match="Expected to write log.txt, but the system refuses"):
+        worker._write_to(log)
+    assert not (tmp_path / "outside").exists()

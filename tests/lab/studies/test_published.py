@@ -1,3 +1,4 @@
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -6,6 +7,7 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.studies.published import Figure, published_files, read_published
+from tests.faults.damage import become_a_pipe
 
 AXES = {
     "client rate": ["0.001", "0.01", "0.10", "0.3"],
@@ -62,6 +64,9 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert read_published({"file": str(path), "where": {"method": "a"}}, {}).figure({}) == Figure(0.5, 0.1)
     path.write_text("method,value\nA,x\n")
     with pytest.raises(FederatedError, match=r"^Expected .*mine.csv to be a table with the columns table, value, std"):
+        read_published({"file": str(path)}, {})
+    become_a_pipe(path, random.Random(0))
+    with pytest.raises(FederatedError, match=r"^Expected .*mine.csv to be a table .* but it cannot be read"):
         read_published({"file": str(path)}, {})
 
 

@@ -1,5 +1,7 @@
 import csv
 import math
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.studies.results import StudyResults, read_results, write_results
+from tests.faults.damage import become_a_device, become_a_pipe, become_endless
 from tests.lab.studies.parts import some_results, study_run
 
 FILES = ("results.csv", "curves.csv", "tuning.csv")
@@ -104,6 +107,14 @@ def test_a_damaged_file_is_one_sentence(folder: Path, name: str, old: str, new: 
     text = path.read_text().replace(old, new, 1)
     path.write_text(text.replace("0.6,0.7\n", "0.6,0.7") if not new else text)
     with pytest.raises(FederatedError, match=rf"^Expected .*{name} as `lightning-fed report --study` writes.*{what}"):
+        read_results(folder)
+
+
+@pytest.mark.parametrize("name", FILES[:2])
+@pytest.mark.parametrize("harm", [become_a_pipe, become_a_device, become_endless], ids=lambda harm: harm.__name__)
+def test_a_file_that_does_not_end_is_one_sentence(folder: Path, name: str, harm: Callable[..., None]) -> None:
+    harm(folder / name, random.Random(0))
+    with pytest.raises(FederatedError, match=rf"^Expected the results of a study in .*{name}, but it cannot be read"):
         read_results(folder)
 
 
