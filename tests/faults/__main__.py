@@ -20,6 +20,7 @@ CAMPAIGNS = {
     "hooks": "hooks of a user that write, log our columns, add layers, raise or draw",
     "configs": "mutated configs, arguments and environments",
     "studies": "mutated files of studies and words of the command",
+    "folders": "files of a sent study, of its runs and of data damaged: journals, aliases, pipes, half lines, records",
     "ranks": "processes of a run killed, stopped or raising",
 }
 HEAD = (

@@ -127,7 +127,8 @@ def rename_records(path: Path, chance: random.Random) -> None:
 
 
 ANY = (
-    flip, flip, cut, delete, become_a_folder, become_a_device, become_a_pipe, become_endless, become_noise, lose_a_block,
+    flip, flip, cut, delete, become_a_folder, become_a_device, become_a_pipe, become_endless, become_noise,
+    lose_a_block,
 )  # fmt: skip
 # What is harmed, and in which ways.
 TARGETS: dict[str, tuple[Callable[[Path, random.Random], None], ...]] = {
