@@ -23,15 +23,15 @@ from lightning_fed.runs.checkpoints import read_checkpoint
 from lightning_fed.runs.folder import read_run
 from lightning_fed.runs.layout import expect_layout, seal_of
 from lightning_fed.runs.lock import RunLock, remove_leftovers
-from tests.faults import damage, disks, hooks, kills, studies
+from tests.faults import damage, disks, folders, hooks, kills, studies
 from tests.faults.tiny import ROUNDS, fit, same, versions
 from tests.parts import Classifier, built, federated_data, federated_trainer
 
 
 @pytest.mark.parametrize(
     ("campaign", "quick", "trials"),
-    [(damage, 6, 100), (disks, 4, 60), (kills, 3, 20), (hooks, 8, 100), (studies, 30, 500)],
-    ids=["damage", "disks", "kills", "hooks", "studies"],
+    [(damage, 6, 100), (disks, 4, 60), (kills, 3, 20), (hooks, 8, 100), (studies, 30, 500), (folders, 60, 500)],
+    ids=["damage", "disks", "kills", "hooks", "studies", "folders"],
 )
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["part", "more"])
 def test_nothing_is_lost(campaign: Any, quick: int, trials: int, whole: bool) -> None:

@@ -59,7 +59,8 @@ def done_run(root: Path, cell: Cell) -> RunFolder | None:
     run = None if record is None else open_run(root / cell.folder / record.run)
     if record is None or run is None or record.fingerprint != run.fingerprint:
         return None
-    if cell.attack is not None and not record.diverged and not (run.path / TABLE).is_file():
+    tables = [run.metrics, *([run.path / TABLE] if cell.attack is not None and not record.diverged else [])]
+    if not all(table.is_file() for table in tables):
         return None
     return run if hash_of(cell) in (record.words, record.trained) else None
 

@@ -2,6 +2,8 @@
 
 import math
 import os
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from lightning_fed.lab.studies.study import AxisValue, Name, Report, Study
 from lightning_fed.runs.folder import RunFolder, create_run
 from lightning_fed.runs.lock import RunLock
 from tests.cli.test_yaml import ENDLESS
+from tests.faults.damage import become_a_device, become_a_pipe, become_endless, delete
 
 RATES = {str(rate): AxisValue(set={"model.optimizer.lr": rate}) for rate in (0.1, 0.2)}
 
@@ -216,6 +219,22 @@ def test_the_configuration_of_many_runs_is_read_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(command, "read_yaml", lambda path: read.append(path) or read_yaml(path))
     assert [rounds_of(cell) for cell in cells] == [7, 7]
     assert read == ["base.yaml"]
+
+
+@pytest.mark.parametrize("harm", [delete, become_a_pipe, become_a_device], ids=lambda harm: harm.__name__)
+def test_a_run_without_its_table_is_not_done(tmp_path: Path, harm: Callable[..., None]) -> None:
+    """It counted as done, without a result: tuning left the best trial out."""
+    (cell, _) = cells_of(study(tmp_path))
+    harm(train(tmp_path / "runs", cell).metrics, random.Random(0))
+    assert done_run(tmp_path / "runs", cell) is None
+
+
+@pytest.mark.parametrize("harm", [become_a_pipe, become_a_device, become_endless], ids=lambda harm: harm.__name__)
+def test_a_record_that_does_not_end_is_none(tmp_path: Path, harm: Callable[..., None]) -> None:
+    (cell, _) = cells_of(study(tmp_path))
+    train(tmp_path / "runs", cell)
+    harm(tmp_path / "runs" / cell.folder / "done.json", random.Random(0))
+    assert done_run(tmp_path / "runs", cell) is None
 
 
 @pytest.mark.parametrize("text", ENDLESS)
