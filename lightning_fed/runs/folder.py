@@ -232,7 +232,7 @@ def read_rows(path: Path, notes: list[str] | None = None) -> Iterator[dict[str, 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     """Yields the rows of a table, an empty one for each that is damaged."""
-    if not path.is_file():
+    if not path.is_file() or path.stat().st_size > 1 << 30:  # no table of rounds has as many
         return
     text = path.read_text(encoding="utf-8", errors="replace")
     # A killed process can leave a block of zeros, which the csv module refuses, and half a number at the end.
