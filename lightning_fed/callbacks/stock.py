@@ -41,9 +41,7 @@ class _RoundView:
 
     def __init__(self, trainer: Any, **instead: Any) -> None:
         self._trainer = trainer
-        at = torch.tensor(trainer.round)
-        self.current_epoch = trainer.round - 1  # epochs count from 0, and callbacks test epoch + 1 for multiples
-        self.callback_metrics = {**trainer.callback_metrics, "epoch": at, "round": at}
+        self.callback_metrics = {**trainer.callback_metrics, "round": torch.tensor(trainer.round)}
         self.num_val_batches = [1] if trainer.val_loaders else [0]
         self.ckpt_path = getattr(trainer, "ckpt_path", None)
         self.fit_loop = SimpleNamespace(

@@ -156,9 +156,11 @@ class TrainState:
         source: The clients' batches, on the device.
         transfer: Brings a batch to device and precision, by its data set's index; None if there is nothing to do.
         recorder: Takes what is logged while clients train.
-        finished_round: The last round whose row and checkpoint were due and written.
+        finished_round: The last round whose row was due and written.
+        epochs: Rounds that are over, their checkpoints too: within a round the epoch as Lightning counts it, from 0.
         is_last_batch: Whether the current client's batch is the last of a local epoch.
-        steps_before_round: Local steps of the longest client of each finished round, summed.
+        optimizer_steps: Steps of the current client's optimizers, where the module steps them itself.
+        steps_before_round: Steps of the longest client of each round, summed, without those of the current client.
         totals: Sums over the run: samples seen, gradients computed, communication rounds, bytes each way, and simulated
             seconds where there are any.
         engine_choice: The engine in use, why, and how many clients it trains at once; before there is one, that of the
@@ -191,7 +193,9 @@ class TrainState:
     client: Client | None = None
     round: int = 0
     finished_round: int = 0
+    epochs: int = 0
     local_step: int = 0
+    optimizer_steps: int = 0
     is_last_batch: bool = False
     steps_before_round: int = 0
     totals: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TOTALS, 0))
@@ -221,7 +225,7 @@ class TrainState:
     def enter(self, client: Client, origin: Tensor) -> None:
         """Notes the client that trains next, and the point that its update is measured from."""
         self._unfreeze()
-        self.client, self.origin, self.displacement = client, origin, None
+        self.client, self.origin, self.displacement, self.optimizer_steps = client, origin, None, 0
 
     def leave_client(self) -> None:
         """Notes that no client is training."""
@@ -322,7 +326,7 @@ class NoState(SimpleNamespace):
     """The state outside ``fit``: it holds what is known; reading anything else raises an error of one sentence."""
 
     def __init__(self, **known: Any) -> None:
-        start = dict.fromkeys(("round", "finished_round", "local_step", "steps_before_round"), 0)
+        start = dict.fromkeys(("round", "finished_round", "epochs", "local_step", "steps_before_round"), 0)
         none = dict.fromkeys(("client", "displacement", "engine_choice", "is_last_batch"))
         super().__init__(**{**start, **none, "totals": dict.fromkeys(TOTALS, 0), **known})
 

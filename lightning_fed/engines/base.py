@@ -42,7 +42,7 @@ class Engine(ABC):
         reducer: Takes every update in ascending order of client id.
 
     Attributes:
-        max_steps: Local steps of the client that took most, in this round.
+        max_steps: Local steps of the client that took most in this round, or its optimizers' if it steps them itself.
         bytes_up: What the updates of this round took on their way to the server.
         samples: Samples that went through local steps in this round.
         more_samples: Samples whose gradient or loss was taken besides, at a client's end or at other points of steps.
@@ -247,7 +247,7 @@ class Engine(ABC):
         state.keep_own(client.id)
         for hook in self.client_entered_hooks:
             hook(update)
-        self.max_steps = max(self.max_steps, update.num_steps)
+        self.max_steps = max(self.max_steps, update.num_steps, state.optimizer_steps)
         self.bytes_up += update.bytes_up
         self.at_work = ()
 

@@ -113,7 +113,7 @@ class LocalStep:
             return None if loss is None else loss.detach()
 
         if "optimizer_step" in self.own:
-            self.own["optimizer_step"](self.state.round, batch_idx, self.optimizer, closure)
+            self.own["optimizer_step"](self.state.epochs, batch_idx, self.optimizer, closure)
         else:
             self.optimizer.step(closure)  # type: ignore[arg-type]  # torch asks for float, LBFGS takes a tensor
         if not outputs:
@@ -131,7 +131,7 @@ class LocalStep:
         if own is None or self.state.local_step == 0:
             self.vector.drop_gradients()
         if own is not None:
-            own(self.state.round, batch_idx, self.optimizer)
+            own(self.state.epochs, batch_idx, self.optimizer)
 
     def _expect_no_search(self) -> None:
         """Refuses to skip a batch where the optimizer needs a loss to step."""

@@ -70,6 +70,7 @@ class ManualStep:
 
     def _note_step(self, *_: Any) -> None:
         self.taken = True
+        self.state.optimizer_steps += 1
 
     def step(self, batch: Any, batch_idx: int, first: bool, closes: bool) -> Any:
         """Runs ``training_step`` on a batch; only before a client's first one are gradients cleared.

@@ -250,6 +250,7 @@ def restore_state(trainer: LightningNames, checkpoint: dict[str, Any], source: s
         if callback.state_key in checkpoint["callbacks"]:
             _restore(callback, checkpoint["callbacks"][callback.state_key], source)
     trainer.train_state.load_global_model()
+    trainer.train_state.epochs = trainer.round
     trainer.train_state.finished_round = trainer.round  # last: before this, the run had nothing to save
 
 

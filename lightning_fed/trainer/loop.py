@@ -121,6 +121,7 @@ class RoundLoop:
             self._call("on_round_start", cohort, module=False)
             self._note(LoggedMetrics(self._learning_rates(), {}, {}))
             update = self.engine.train(cohort)
+            self.state.steps_before_round += self.engine.max_steps
             trained = time.perf_counter() - started
             self._seed(at=2)
             if update.num_clients:
@@ -284,7 +285,6 @@ class RoundLoop:
             os._exit(1)
         if trainer.round > 0:
             self.state.optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
-            self.state.steps_before_round += self.engine.max_steps
         self._agree()
         with going_on(trainer):
             row = {"round": trainer.round, **self.row, "time/round": time.perf_counter() - started}
@@ -296,6 +296,7 @@ class RoundLoop:
         final = not self._continues()
         with nullcontext() if final else going_on(trainer):  # the run's result must not be lost
             self._save(final)
+        self.state.epochs = trainer.round
         self.row, trainer.round_metrics, trainer.validated = {}, {}, False
 
     def _agree(self) -> None:

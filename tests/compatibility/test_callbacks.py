@@ -64,7 +64,7 @@ class Rated(Classifier):
     scores = (9.0, 3.0, 1.0, 2.0, 5.0, 4.0)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("score", self.scores[self.current_epoch])
+        self.log("score", self.scores[self.trainer.round])
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.log("test/weight", self.net.weight.sum())
@@ -81,8 +81,8 @@ def test_model_checkpoint_keeps_the_best(tmp_path) -> None:
     best = stock.ModelCheckpoint(monitor="score", save_top_k=2, filename="at-{epoch}-{score:.1f}", save_last=True)
     trainer = saved(tmp_path, best)
     files = {path.name for path in trainer.run.checkpoints.iterdir()}
-    assert files == {"at-epoch=2-score=1.0.ckpt", "at-epoch=3-score=2.0.ckpt", "last.ckpt", "best.ckpt"}
-    assert Path(best.best_model_path).name == "at-epoch=2-score=1.0.ckpt"
+    assert files == {"at-epoch=1-score=1.0.ckpt", "at-epoch=2-score=2.0.ckpt", "last.ckpt", "best.ckpt"}
+    assert Path(best.best_model_path).name == "at-epoch=1-score=1.0.ckpt"
     assert best.best_model_score == 1.0
     assert trainer.checkpoint_callback is best
     ours = trainer.checkpoint_callbacks[1]
@@ -93,7 +93,7 @@ def test_model_checkpoint_keeps_the_best(tmp_path) -> None:
 def test_model_checkpoint_every_few_rounds_in_a_folder_of_its_own(tmp_path) -> None:
     every = stock.ModelCheckpoint(dirpath=tmp_path / "own", every_n_epochs=2, save_top_k=-1, save_weights_only=True)
     saved(tmp_path, every, enable_checkpointing=False)
-    assert [path.name.split("-")[0] for path in sorted((tmp_path / "own").iterdir())] == ["epoch=2", "epoch=4"]
+    assert [path.name.split("-")[0] for path in sorted((tmp_path / "own").iterdir())] == ["epoch=1", "epoch=3"]
     path = next((tmp_path / "own").iterdir())
     assert "federated" not in torch.load(path, weights_only=True)
     with pytest.raises(FederatedError, match="give it as `--weights`"):
@@ -107,12 +107,12 @@ def test_a_run_with_a_model_checkpoint_is_resumed(tmp_path, which: str) -> None:
 
     whole = saved(tmp_path / "whole", callback())
     first = saved(tmp_path / "parts", callback(), rounds=3)
-    path = str(first.run.checkpoints / "epoch=2.ckpt") if which == "path" else which
+    path = str(first.run.checkpoints / "epoch=1.ckpt") if which == "path" else which
     resumed = saved(tmp_path / "parts", callback(), ckpt_path=path)
     assert resumed.resumed
     assert torch.equal(resumed.lightning_module.net.weight, whole.lightning_module.net.weight)
     if which == "last":  # in the same folder; a run of its own begins with its own files, as under Lightning
-        assert Path(resumed.checkpoint_callback.best_model_path).name == "epoch=2.ckpt"
+        assert Path(resumed.checkpoint_callback.best_model_path).name == "epoch=1.ckpt"
 
 
 def test_a_second_fit_begins_without_the_best_of_the_first(tmp_path) -> None:
@@ -121,7 +121,7 @@ def test_a_second_fit_begins_without_the_best_of_the_first(tmp_path) -> None:
     first = callback.best_model_path
     trainer.max_rounds = 1
     trainer.fit(built(Rated), federated_data(8, 12))
-    assert Path(callback.best_model_path).name == "epoch=1.ckpt"
+    assert Path(callback.best_model_path).name == "epoch=0.ckpt"
     assert Path(callback.best_model_path).parent == trainer.run.checkpoints != Path(first).parent
 
 
@@ -166,7 +166,7 @@ def test_save_checkpoint_after_and_within_fit(tmp_path) -> None:
 def test_on_exception_checkpoint(tmp_path) -> None:
     class Fails(Rated):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if self.current_epoch == 3:
+            if self.trainer.round == 3:
                 raise RuntimeError("stop")
             return self.loss(batch)
 

@@ -74,7 +74,7 @@ class Scored(Classifier):
     peaks: tuple[int, ...] = (3,)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        at = self.trainer.current_epoch
+        at = self.trainer.round
         self.log("score", float(self.peaks.index(at) + 1 if at in self.peaks else -at - 1))
 
 

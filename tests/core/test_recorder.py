@@ -192,7 +192,7 @@ def test_hooks_and_child_modules_log(tmp_path):
             self.log("train_start", 1.0)
 
         def on_train_epoch_start(self) -> None:
-            self.log("at", float(self.current_epoch))
+            self.log("at", float(self.trainer.round))
 
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             self.log("batch_start", float(len(batch[0])))

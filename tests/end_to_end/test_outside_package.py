@@ -92,7 +92,7 @@ class Diary(FederatedCallback):
         error = (trainer.weights - self.before - 0.25 * 0.5 * update.updates.mean(dim=0)).abs().max()
         pl_module.log("step/error", error)
         with open(self.path, "a") as file:
-            file.write(json.dumps({"round": trainer.current_epoch, "clients": self.ids}) + "\\n")
+            file.write(json.dumps({"round": trainer.round, "clients": self.ids}) + "\\n")
 '''
 
 CONFIG = """

@@ -257,7 +257,7 @@ class Late(Model):
     """Does nothing but compute until the second round."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        if self.current_epoch > 1:
+        if self.trainer.round > 1:
             self.use()
         return super().training_step(batch, batch_idx)
 
@@ -354,7 +354,7 @@ class Measures(Model):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        if self.current_epoch > 1:
+        if self.trainer.round > 1:
             self.seen.update(loss.detach())
         return loss
 
@@ -370,7 +370,7 @@ class ReadsConstants(Model):
         self.scale, self.activate, self.loss_function = 0.5, torch.tanh, nn.CrossEntropyLoss()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        share = self.current_epoch / self.trainer.max_epochs
+        share = (1 + self.current_epoch) / self.trainer.max_epochs
         loss = self.loss_function(self.activate(self.net(batch[0])), batch[1]) * SCALE * self.scale * share
         self.log("train/scaled", halved(loss), prog_bar=True)
         return loss
@@ -485,7 +485,7 @@ class Later(Model):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        return loss if self.current_epoch < 2 else self.later(batch, loss)
+        return loss if self.trainer.round < 2 else self.later(batch, loss)
 
     def later(self, batch: Any, loss: Tensor) -> Tensor:
         raise NotImplementedError

@@ -338,7 +338,7 @@ class DrawsOnDevice(ImageClassifier):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
-        if self.current_epoch > 1:
+        if self.trainer.round > 1:
             loss = loss * (1 + torch.rand((), generator=STREAM.of_device).to(DEVICE))
         return loss
 

@@ -175,7 +175,7 @@ def test_what_a_client_that_diverges_has_logged_at_its_start_is_forgotten(tmp_pa
 class Late(Model):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         hidden = self.net[0](batch[0])
-        return F.cross_entropy(self.net[2](hidden.detach() if self.current_epoch >= 2 else hidden), batch[1])
+        return F.cross_entropy(self.net[2](hidden.detach() if self.trainer.round >= 2 else hidden), batch[1])
 
 
 def test_a_gradient_that_ends_later_is_told_in_a_sentence(tmp_path):

@@ -288,7 +288,7 @@ class LateSecond(Classifier):
     """Asks for its client in the second step of the second round: many clients at once cannot go on from there."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        if batch_idx == 1 and self.trainer.current_epoch == 1:
+        if batch_idx == 1 and self.trainer.round == 1:
             assert self.trainer.client is not None
         return super().training_step(batch, batch_idx)
 

@@ -90,8 +90,8 @@ def test_wandb_that_fails_is_one_warning_and_the_numbers_are_kept(tmp_path, monk
 def test_the_summary_has_best_values_means_of_the_last_rounds_and_the_table_of_clients(tmp_path, monkeypatch):
     class Evaluates(Classifier):
         def on_train_epoch_end(self) -> None:
-            self.log("val/acc", [0.5, 0.9, 0.7][self.current_epoch - 1])
-            self.log_dict({"val/rmse": float(self.current_epoch), "val/odd": float(self.current_epoch)})
+            self.log("val/acc", [0.5, 0.9, 0.7][self.trainer.round - 1])
+            self.log_dict({"val/rmse": float(self.trainer.round), "val/odd": float(self.trainer.round)})
 
     class Tabulates(FederatedCallback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -28,7 +28,7 @@ class Scored(Classifier):
 
     def _log(self, where: str) -> None:
         if where == self.where:
-            self.log("score", self.scores[self.current_epoch])
+            self.log("score", self.scores[self.trainer.round])
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self._log("training_step")
@@ -49,7 +49,7 @@ def test_early_stopping_stops_at_the_right_round(tmp_path, where):
     stopping = EarlyStopping("score", patience=2, mode="max")
     trainer = federated_trainer(tmp_path, stopping, max_rounds=9)
     trainer.fit(Scored([0, 1, 2, 3, 2.5, 2.9, 9, 9, 9, 9], where), federated_data())
-    assert trainer.current_epoch == stopping.stopped_epoch == 5
+    assert trainer.round == trainer.current_epoch == stopping.stopped_epoch + 1 == 5
     assert stopping.best_score == 3
     assert trainer.should_stop
 
@@ -105,7 +105,7 @@ def test_lambda_callback_and_summaries(tmp_path, capsys):
     seen: list[str] = []
     lambdas = LambdaCallback(
         setup=lambda trainer, module, stage: seen.append(f"setup {stage}"),
-        on_train_epoch_end=lambda trainer, module: seen.append(f"round {trainer.current_epoch}"),
+        on_train_epoch_end=lambda trainer, module: seen.append(f"round {trainer.round}"),
     )
     trainer = federated_trainer(tmp_path, lambdas, ModelSummary(), RichModelSummary(), max_rounds=2)
     trainer.fit(Classifier(), federated_data())

@@ -4,6 +4,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.hooks import ModelHooks
 
 from lightning_fed.data import FederatedDataModule
@@ -36,8 +38,6 @@ def traced(base: type, hooks: set[str], who: str, trace: list[str]) -> type:
 
 class Module(Classifier):
     def configure_optimizers(self) -> Any:
-        import torch
-
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         step = {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), "interval": "step"}
         return [optimizer], [step, torch.optim.lr_scheduler.StepLR(optimizer, 1)]
@@ -146,9 +146,85 @@ def test_stages_and_epochs_seen_by_hooks(tmp_path):
     data = FederatedDataModule(points(24), BySizes(8, 16), 2, batch_size=8, val_dataset=points(4))
     federated_trainer(tmp_path, max_rounds=2).fit(Watching(), data)
     rounds = [
-        [("batch", 1, 0, True, True), ("batch", 1, 0, True, True), ("batch", 1, 1, True, True)],
-        [("val", 1, 0, True, False), ("end", 1, 0, True, True)],
-        [("batch", 2, 2, True, True), ("batch", 2, 2, True, True), ("batch", 2, 3, True, True)],
-        [("val", 2, 2, True, False), ("end", 2, 2, True, True)],
+        [("batch", 0, 0, True, True), ("batch", 0, 0, True, True), ("batch", 0, 1, True, True)],
+        [("val", 0, 2, True, False), ("end", 0, 2, True, True)],
+        [("batch", 1, 2, True, True), ("batch", 1, 2, True, True), ("batch", 1, 3, True, True)],
+        [("val", 1, 4, True, False), ("end", 1, 4, True, True)],
     ]
     assert seen == [("setup", "fit", "fit", True), ("val", 0, 0, True, False), *sum(rounds, [])]
+
+
+class Critic(Module):
+    """Steps two optimizers in a step, and counts between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        for optimizer in self.optimizers():
+            self.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+            self.between()
+
+    def between(self) -> None:
+        """Called after the step of each optimizer."""
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD([parameter], lr=0.1) for parameter in self.net.parameters()], []
+
+
+def counted(base: type, trainer: Any, call: str = "fit", ckpt_path: Any = None, **data: Any) -> list[Any]:
+    """Returns what each hook of a module, and its trainer afterwards, read as epoch, step and length."""
+    seen: list[Any] = []
+
+    def noting(name: str) -> Any:
+        original = getattr(base, name)
+
+        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = args[0] if name in ("optimizer_step", "optimizer_zero_grad") else None
+            seen.append((name, self.current_epoch, self.global_step, self.trainer.max_epochs, given))
+            return original(self, *args, **kwargs)
+
+        return hook
+
+    names = (_MODULE | {"between", "on_save_checkpoint"}) - {"configure_callbacks", "prepare_data", "lr_scheduler_step"}
+    kind = type("Counted", (base,), {name: noting(name) for name in names if hasattr(base, name)})
+    given = FederatedDataModule(points(16), BySizes(16), 1, batch_size=8, val_dataset=points(12, seed=1))
+    getattr(trainer, call)(kind(), given, ckpt_path=ckpt_path)
+    seen.append(("after", trainer.current_epoch, trainer.global_step))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [(Module, {}), (Module, {"accumulate_grad_batches": 2}), (Critic, {}), (Critic, {"check_val_every_n_epoch": 2})],
+)
+def test_modules_read_lightnings_counts(tmp_path, base, options):
+    saves = {"save_top_k": -1, "save_on_train_epoch_end": False, "filename": "{epoch}-{step}"}
+    ours, theirs = (ModelCheckpoint(tmp_path / who, **saves) for who in ("ours", "theirs"))
+    seen = counted(base, federated_trainer(tmp_path, ours, max_rounds=3, **options))
+    start = next(at for at, row in enumerate(seen) if row[0] == "on_train_epoch_start")
+    first = next(at for at, row in enumerate(seen) if row[0] == "on_train_start") + 1
+    assert {row[1:3] for row in seen[first:start]} == {(0, 0)}  # the evaluation before training
+    expected = counted(base, lightning_trainer(tmp_path, theirs, max_epochs=3, enable_checkpointing=True, **options))
+    for saving in (False, True):  # here a checkpoint is written when the round is over
+        mine, lightnings = (
+            [row for row in rows if (row[0] == "on_save_checkpoint") == saving]
+            for rows in (seen[:first] + seen[start:], expected)
+        )
+        assert mine == lightnings != []
+    names = [sorted(path.name for path in (tmp_path / who).iterdir()) for who in ("ours", "theirs")]
+    assert names[0] == names[1] != []
+
+
+def test_a_resumed_run_counts_on(tmp_path):
+    options = {"enable_checkpointing": True, "logger": [], "name": "run"}
+    whole = counted(Module, federated_trainer(tmp_path / "whole", max_rounds=4, **options))
+    counted(Module, federated_trainer(tmp_path, max_rounds=2, **options))
+    resumed = counted(Module, federated_trainer(tmp_path, max_rounds=4, **options), ckpt_path="last")
+    starts = [[row for row in seen if row[0] == "on_train_epoch_start"] for seen in (whole, resumed)]
+    assert [row[1:3] for row in starts[0]] == [(0, 0), (1, 2), (2, 4), (3, 6)]
+    assert starts[1] == starts[0][2:]
+    assert resumed[-1] == whole[-1] == ("after", 4, 8)

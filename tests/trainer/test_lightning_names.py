@@ -48,12 +48,12 @@ def test_names_of_the_trainer(tmp_path):
     federated_trainer(tmp_path, max_rounds=2, local_epochs=2).fit(Asks(), data)
     expected = {
         "device": torch.device("cpu"), "batches": 3, "steps": 6, "max_epochs": 2, "min_epochs": 0, "max_steps": -1,
-        "current_epoch": 2, "global_step": 7, "world_size": 1, "num_nodes": 1, "num_devices": 1, "device_ids": [0],
+        "current_epoch": 1, "global_step": 7, "world_size": 1, "num_nodes": 1, "num_devices": 1, "device_ids": [0],
         "global_rank": 0, "local_rank": 0, "node_rank": 0, "is_global_zero": True, "precision": "32-true",
         "training": True, "validating": False, "evaluating": False, "sanity_checking": False,
         "interrupted_or_failed": False, "barebones": False, "gradient_clip_val": None, "gradient_clip_algorithm": None,
         "accumulate_grad_batches": 1, "fast_dev_run": False, "check_val_every_n_epoch": 1, "val_check_interval": 1.0,
-        "early_stopping_callback": None, "mine": (2, 7, 0, 0), "same": (True, True, True),
+        "early_stopping_callback": None, "mine": (1, 7, 0, 0), "same": (True, True, True),
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
 

@@ -78,7 +78,7 @@ def test_parameters_unfrozen_during_training_are_refused(tmp_path):
             self.net.bias.requires_grad_(False)
 
         def on_train_epoch_start(self) -> None:
-            self.net.bias.requires_grad_(self.current_epoch == 2)
+            self.net.bias.requires_grad_(self.trainer.round == 2)
 
     with pytest.raises(FederatedError, match=r"`net\.bias` of Unfreezes to stay frozen"):
         federated_trainer(tmp_path, max_rounds=3).fit(Unfreezes(), federated_data())
@@ -89,7 +89,7 @@ def test_parameters_frozen_during_training_stay_put(tmp_path):
 
     class Freezes(Classifier):
         def on_train_epoch_start(self) -> None:
-            self.net.bias.requires_grad_(self.current_epoch == 1)
+            self.net.bias.requires_grad_(self.trainer.round == 1)
             biases.append(self.net.bias.detach().clone())
 
     module = Freezes(optimizer=lambda m: SGD(m.parameters(), lr=0.1, weight_decay=0.5))

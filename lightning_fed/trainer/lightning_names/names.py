@@ -159,7 +159,7 @@ class LightningNames:
     # Length
 
     barebones: bool = fixed(False, "Logging, checkpoints and bars are left out by options of their own.")
-    current_epoch: int = forwarded("train_state.round", "Index of the round, 0 before training.")
+    current_epoch: int = forwarded("train_state.epochs", "Rounds that are over: 0 in the first, as in Lightning.")
     max_epochs: int = forwarded("options.max_rounds", "The number of rounds.", flag="reads_length")
     max_steps: int = fixed(-1, "A run's length is given in rounds.")
     min_steps: int | None = fixed(None, "A run's length is given in rounds.")
@@ -174,8 +174,10 @@ class LightningNames:
 
     @property
     def global_step(self) -> int:
-        """Local steps of the current client, plus those of the longest client in each finished round."""
-        return self.train_state.steps_before_round + self.train_state.local_step
+        """Optimizer steps of the longest client in each round, summed, plus those of the client that trains now."""
+        state = self.train_state
+        own = 0 if state.client is None else state.optimizer_steps
+        return state.steps_before_round + max(state.local_step, own)
 
     @property
     def num_training_batches(self) -> int:

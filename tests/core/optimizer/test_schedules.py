@@ -151,7 +151,7 @@ def test_plateau_follows_its_monitor(tmp_path):
 
     class Scored(Classifier):
         def on_train_epoch_end(self) -> None:
-            self.log("score", [0, 3.0, 2.0, 2.5, 2.6][self.current_epoch])
+            self.log("score", [0, 3.0, 2.0, 2.5, 2.6][self.trainer.round])
 
     rates = Rates()
     trainer = federated_trainer(tmp_path, rates, max_rounds=4)
@@ -163,11 +163,11 @@ def test_plateau_follows_its_monitor(tmp_path):
 def test_rates_set_by_hooks_between_rounds_hold_for_all_clients(tmp_path):
     class SetsRate(Classifier):
         def on_train_epoch_start(self) -> None:
-            if self.current_epoch == 2:
+            if self.trainer.round == 2:
                 self.optimizers().param_groups[0]["lr"] = 0.5
 
         def on_validation_epoch_end(self) -> None:
-            if self.current_epoch == 2:
+            if self.trainer.round == 2:
                 self.optimizers().param_groups[0]["lr"] /= 2
 
     rates = Rates()
