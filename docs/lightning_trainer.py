@@ -3,17 +3,20 @@
 python docs/lightning_trainer.py
 """
 
+import ast
 import inspect
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch
 from lightning.pytorch import Trainer
 
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.lightning_names.forwarding import Refused
 
-__all__ = ["main", "public_names", "table", "written"]
+__all__ = ["main", "public_names", "reads_of_lightning", "table", "written"]
 
 PAGE = Path(__file__).resolve().parent / "lightning-trainer.md"
 HEAD = "| name | here |\n| --- | --- |\n"
@@ -33,6 +36,33 @@ def public_names() -> list[str]:
     """Returns the public attributes of the installed Lightning's Trainer."""
     trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
     return sorted(name for name in dir(trainer) if not name.startswith("_"))
+
+
+def reads_of_lightning() -> dict[str, set[str]]:
+    """Returns what the installed Lightning's own code reads of a trainer, as dotted paths, and the files that do so.
+
+    Its trainer, loops and tuner are left out: they belong to Lightning's Trainer, and nothing here runs them.
+    """
+    package, found = Path(lightning.pytorch.__file__).parent, defaultdict[str, set[str]](set)
+    for file in sorted(package.rglob("*.py")):
+        place = file.relative_to(package)
+        if place.parts[0] in ("trainer", "loops", "tuner"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            path = _path(node) if isinstance(node, ast.Attribute) else []
+            for at, name in enumerate(path[:-1]):
+                if name in ("trainer", "_trainer"):
+                    found[".".join(path[at + 1 :])].add(place.as_posix())
+    return dict(found)
+
+
+def _path(node: ast.expr) -> list[str]:
+    """Returns the names of `a.b.c`, in this order; what is no name is empty."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id if isinstance(node, ast.Name) else "", *reversed(names)]
 
 
 def meaning(name: str) -> str:

@@ -1,6 +1,5 @@
 """The attributes of a trainer that its parts, LightningModules and callbacks read, with Lightning's names if any."""
 
-import math
 import signal
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,7 +15,9 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.states import RunningStage, TrainerState, TrainerStatus
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -35,42 +36,28 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
-from lightning_fed.trainer.lightning_names.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option
-from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length
+from lightning_fed.trainer.lightning_names.forwarding import (
+    Refused,
+    RefusedBut,
+    batches_of,
+    derived,
+    first_of,
+    fixed,
+    forwarded,
+    given_as,
+    in_stage,
+    of_kind,
+    option,
+)  # fmt: skip
+from lightning_fed.trainer.options import TrainerOptions
 
 __all__ = ["LightningNames"]
 
 
-def _in_stage(stage: RunningStage) -> Callable[[Any], bool]:
-    return lambda trainer: bool(trainer.state.stage == stage)
-
-
-def _of_kind(kind: type) -> Callable[[Any], list[Any]]:
-    return lambda trainer: [callback for callback in trainer.callbacks if isinstance(callback, kind)]
-
-
-def _given(kind: str) -> Callable[[Any], Any]:
-    """Returns loaders in the form in which a ``*_dataloader`` method returned them, before ``named_loaders``."""
-
-    def given(trainer: Any) -> Any:
-        loaders = getattr(trainer, f"{kind}_loaders")
-        if list(loaders) in ([], [""]):
-            return loaders.get("")
-        unnamed = all(name.startswith("dataloader_idx_") for name in loaders)
-        return list(loaders.values()) if unnamed else dict(loaders)
-
-    return given
-
-
-def _counted(kind: str) -> Callable[[Any], list[int | float]]:
-    def counted(trainer: Any) -> list[int | float]:
-        limit, counts = getattr(trainer, f"limit_{kind}_batches"), []
-        for loader in getattr(trainer, f"{kind}_loaders").values():
-            most = (batch_limit(limit, length := known_length(loader)), length)
-            counts.append(min(math.inf if count is None else count for count in most))
-        return counts
-
-    return counted
+def _precision_of(trainer: Any) -> Precision:
+    plugin = Precision()
+    vars(plugin)["forward_context"] = trainer.fabric.strategy.precision.forward_context
+    return plugin
 
 
 class LightningNames:
@@ -105,9 +92,7 @@ class LightningNames:
     vector: ParameterVector = forwarded("train_state.vector", "The live module's flat vector.")
     origin: Tensor = forwarded("train_state.origin", "What a client's update is measured from, (d,).", settable=True)
     received: Tensor = forwarded("train_state.received", "The model that the round's clients get, (d,).")
-    displacement: Tensor | None = forwarded(
-        "train_state.displacement", "The displacement of gradients, shape (d,).", settable=True
-    )
+    displacement: Tensor | None = forwarded("train_state.displacement", "That of gradients, (d,).", settable=True)
     start_gradients: StartGradients = forwarded("train_state.start_gradients", "Gradients at w that were asked for.")
     client_states: ClientStates = forwarded("train_state.client_states", "What clients keep between their rounds.")
     client: Client | None = forwarded("train_state.client", "The client that trains now.")
@@ -145,7 +130,7 @@ class LightningNames:
     local_schedule: Literal["restart", "continue"] = option("local_schedule")
     max_diverged: float = option("tolerance.max_diverged")
     gradient_clip_val: float | None = option("gradient_clip_val")
-    gradient_clip_algorithm: Literal["norm", "value"] | None = option("gradient_clip_algorithm")
+    gradient_clip_algorithm: Any = option("gradient_clip_algorithm", kind=GradClipAlgorithmType)
     accumulate_grad_batches: int = option("accumulate_grad_batches")
     deterministic: bool | Literal["warn"] = option("deterministic")
     availability: Availability | None = option("participation.availability")
@@ -184,9 +169,7 @@ class LightningNames:
         """Batches in one local epoch of the client with the most samples."""
         return -(-int(samples_in_epoch(self.source, max(self.source.sizes))) // int(self.source.batch_size))
 
-    val_check_batch: int = forwarded(
-        "num_training_batches", "Batches before a validation, for callbacks that show them."
-    )
+    val_check_batch: int = forwarded("num_training_batches", "Batches before a validation, for progress bars.")
 
     @property
     def estimated_stepping_batches(self) -> int:
@@ -205,15 +188,11 @@ class LightningNames:
 
     sanity_checking: bool = fixed(False, "Round 0 is a real evaluation, not a check.")
 
-    training: bool = derived(_in_stage(RunningStage.TRAINING), "Whether clients are being trained.")
-    validating: bool = derived(
-        _in_stage(RunningStage.VALIDATING), "Whether a validation is running, within ``fit`` too."
-    )
-    testing: bool = derived(_in_stage(RunningStage.TESTING), "Whether a test is running.")
-    predicting: bool = derived(_in_stage(RunningStage.PREDICTING), "Whether predictions are being made.")
-    evaluating: bool = derived(
-        lambda self: self.validating or self.testing, "Whether a validation or a test is running."
-    )
+    training: bool = in_stage(RunningStage.TRAINING, "Whether clients are being trained.")
+    validating: bool = in_stage(RunningStage.VALIDATING, "Whether a validation runs, within ``fit`` too.")
+    testing: bool = in_stage(RunningStage.TESTING, "Whether a test runs.")
+    predicting: bool = in_stage(RunningStage.PREDICTING, "Whether predictions are being made.")
+    evaluating: bool = derived(lambda self: self.validating or self.testing, "Whether a validation or a test runs.")
     interrupted_or_failed: bool = derived(
         lambda self: self.state.status == TrainerStatus.INTERRUPTED,
         "Whether a signal or an error ended the last call.",
@@ -231,17 +210,13 @@ class LightningNames:
         """The newest value of every metric that was sent to the loggers."""
         return {name: torch.tensor(value) for name, value in self.metrics.logged.items()}
 
-    progress_bar_metrics: dict[str, float] = forwarded(
-        "metrics.progress_bar", "The newest value of every metric logged with ``prog_bar``."
-    )
+    progress_bar_metrics: dict[str, float] = forwarded("metrics.progress_bar", "Newest values, for the bar.")
 
     enable_autolog_hparams: bool = fixed(True, "Every logger gets the run's config.")
     profiler: Profiler = fixed(PassThroughProfiler(), "It measures nothing: put torch.profiler around ``fit``.")
     scaler: None = fixed(None, "There is no loss scale: it would couple the clients.")
 
-    logger: Logger | None = derived(
-        lambda self: next(iter(self.loggers), None), "The first logger, None if there is none."
-    )
+    logger: Logger | None = first_of("loggers", "The first logger, None if there is none.")
     optimizers: list[Optimizer] = derived(
         lambda self: self.local_optimizer.optimizers if hasattr(self, "local_optimizer") else [],
         "A list of the clients' optimizer or optimizers; empty before ``fit``.",
@@ -271,14 +246,12 @@ class LightningNames:
     world_size: int = forwarded("fabric.world_size", "Number of processes.")
     print: Any = forwarded("fabric.print", "Prints once, whatever the number of processes.")
     precision: str = forwarded("fabric.strategy.precision.precision", "Its name in Lightning, such as ``bf16-mixed``.")
-    precision_plugin = derived(lambda self: Precision(), "Used by ``LightningModule.clip_gradients``.")
+    precision_plugin = derived(_precision_of, "Used by ``LightningModule.clip_gradients`` and for the summary.")
     num_devices: int = derived(
         lambda self: int(getattr(self.fabric.strategy, "num_processes", 1)), "Devices used here, one for each process."
     )
     num_nodes: int = derived(lambda self: int(getattr(self.fabric.strategy, "num_nodes", 1)), "Number of nodes.")
-    device_ids: list[int] = derived(
-        lambda self: [self.fabric.device.index or 0], "Index of the device used on this node."
-    )
+    device_ids: list[int] = derived(lambda self: [self.fabric.device.index or 0], "Index of the device used here.")
 
     # Data
 
@@ -291,16 +264,14 @@ class LightningNames:
     enable_validation: bool = derived(
         lambda self: bool(self.val_loaders) and self.limit_val_batches > 0, "Whether ``fit`` validates."
     )
-    val_dataloaders: Any = derived(
-        _given("val"), "What ``val_dataloader`` returned: a set's batches, a list, or a dict."
+    val_dataloaders: Any = given_as("val", "What ``val_dataloader`` returned: a set's batches, a list, or a dict.")
+    test_dataloaders: Any = given_as("test", "What ``test_dataloader`` of the data returned.")
+    predict_dataloaders: Any = given_as("predict", "What ``predict_dataloader`` of the data returned.")
+    num_val_batches: list[int | float] = batches_of(
+        "val", "Batches evaluated of each validation set; infinity if unknown."
     )
-    test_dataloaders: Any = derived(_given("test"), "What ``test_dataloader`` of the data returned.")
-    predict_dataloaders: Any = derived(_given("predict"), "What ``predict_dataloader`` of the data returned.")
-    num_val_batches: list[int | float] = derived(
-        _counted("val"), "Batches evaluated of each validation set; infinity if unknown."
-    )
-    num_test_batches: list[int | float] = derived(_counted("test"), "Batches evaluated of each test set.")
-    num_predict_batches: list[int | float] = derived(_counted("predict"), "Batches of each prediction set.")
+    num_test_batches: list[int | float] = batches_of("test", "Batches evaluated of each test set.")
+    num_predict_batches: list[int | float] = batches_of("predict", "Batches of each prediction set.")
     num_sanity_val_batches: list[int | float] = derived(
         lambda self: [0] * len(self.val_loaders), "Always 0 for each validation set: round 0 evaluates everything."
     )
@@ -318,6 +289,15 @@ class LightningNames:
     validate_loop = Refused("evaluation has a loop of its own: read `val_dataloaders` or `num_val_batches`")
     test_loop = Refused("evaluation has a loop of its own: read `test_dataloaders` or `num_test_batches`")
     predict_loop: Any = Refused("only prediction has one: read `predict_dataloaders` or `num_predict_batches`")
+    _accelerator_connector = Refused("Fabric chooses the devices: read `strategy`, `device_ids` or `world_size`")
+    _checkpoint_connector = Refused("it restores Lightning's loops: use `save_checkpoint` and `ckpt_path` of `fit`")
+    _logger_connector = Refused("a round's metrics are one row: use `self.log`, read `callback_metrics` or `loggers`")
+
+    @property
+    def _data_connector(self) -> RefusedBut:
+        """Tells which hooks bring a batch to the device: for the summary, ``to_onnx`` and traced TorchScript."""
+        hooks = _DataHookSelector(self.lightning_module, self.datamodule)
+        return RefusedBut("_data_connector", "clients have their own data: read `datamodule`", _datahook_selector=hooks)
 
     @property
     def fit_loop(self) -> RefusedBut:
@@ -329,14 +309,13 @@ class LightningNames:
 
     # Callbacks
 
-    early_stopping_callbacks: list[EarlyStopping] = derived(_of_kind(EarlyStopping), "Every EarlyStopping.")
-    early_stopping_callback: EarlyStopping | None = derived(
-        lambda self: next(iter(self.early_stopping_callbacks), None), "The first EarlyStopping; None if there is none."
+    early_stopping_callbacks: list[EarlyStopping] = of_kind(EarlyStopping, "Every EarlyStopping.")
+    early_stopping_callback: EarlyStopping | None = first_of(
+        "early_stopping_callbacks", "The first EarlyStopping; None if there is none."
     )
-    checkpoint_callbacks: list[Checkpoint] = derived(_of_kind(Checkpoint), "The callbacks that write checkpoints.")
-    checkpoint_callback: Checkpoint | None = derived(
-        lambda self: next(iter(self.checkpoint_callbacks), None),
-        "The first callback that writes checkpoints; None if there is none.",
+    checkpoint_callbacks: list[Checkpoint] = of_kind(Checkpoint, "The callbacks that write checkpoints.")
+    checkpoint_callback: Checkpoint | None = first_of(
+        "checkpoint_callbacks", "The first callback that writes checkpoints; None if there is none."
     )
 
     @property
