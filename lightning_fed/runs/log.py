@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_warn
@@ -69,11 +70,12 @@ class RunLog:
                 for row in read_rows(run.metrics):
                     logger.log_metrics({k: float(v) for k, v in row.items() if v != ""}, step=int(row["round"]))
 
-    def log_config(self, config: dict[str, Any]) -> None:
-        """Records the run's config, split summary and size."""
+    def log_config(self, config: dict[str, Any], module: LightningModule) -> None:
+        """Records the run's config, split summary, size and, where a logger draws it, the module's graph."""
         for logger in self.loggers:
             with _writing(logger):
                 logger.log_hyperparams(config)
+                logger.log_graph(module)
 
     def catch_up(self) -> None:
         """Draws the pictures and opens the W&B run, once. Both take seconds, and no round needs them."""

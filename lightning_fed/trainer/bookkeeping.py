@@ -157,7 +157,7 @@ class Bookkeeping:
         if trainer.options.memory_format == "auto":
             notes.append(f"# memory format chosen by auto: {layout}")
         with going_on(trainer):
-            log.log_config({**self.config(trainer), **facts})
+            log.log_config({**self.config(trainer), **facts}, trainer.lightning_module)
             path = None if self.run is None else self.run.path / "config.yaml"
             if path is not None and path.is_file():
                 text = path.read_text()

@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerFn
 from torch._dynamo import OptimizedModule
 
 from lightning_fed.core.train_state import FullGradients, LocalOptions, Tolerance
@@ -178,7 +179,7 @@ def _expect_duration(duration: Any) -> None:
 
 
 def expect_module(module: Any, step: str) -> LightningModule:
-    """Refuses a model that is no LightningModule, or does not define ``step``.
+    """Refuses a model that is no LightningModule, or that Lightning would not run ``step`` of.
 
     Returns:
         The module; for one wrapped by ``torch.compile``, the inner module with compiled steps, as in Lightning.
@@ -188,14 +189,27 @@ def expect_module(module: Any, step: str) -> LightningModule:
     base = lightning_class(type(inner), "LightningModule")
     if base is None:
         raise FederatedError(f"Expected `--model` to be a LightningModule, got {name}.")
-    # Lightning's own `predict_step` calls `forward`.
-    if not overrides(inner, step) and not (step == "predict_step" and overrides(inner, "forward")):
-        raise FederatedError(f"Expected {name} to define `{step}`: add it, or choose another `--model`.")
-    if step == "training_step" and not overrides(inner, "configure_optimizers"):
-        raise FederatedError(f"Expected {name} to define `configure_optimizers`, as clients train with it: add it.")
+    package = base.__module__.partition(".core.")[0]
+    validator = import_module(f"{package}.trainer.configuration_validator")
+    try:
+        validator._verify_loop_configurations(_as_lightning_checks(inner, step))
+    except (RuntimeError, MisconfigurationException) as error:
+        raise FederatedError(f"Expected a `--model` that Lightning accepts, got {name}: {error}") from error
     if inner is not module and inner._compiler_ctx is None:
-        import_module(f"{base.__module__.partition('.core.')[0]}.utilities.compile").from_compiled(module)
+        import_module(f"{package}.utilities.compile").from_compiled(module)
     return cast(LightningModule, inner)
+
+
+def _as_lightning_checks(module: LightningModule, step: str) -> Any:
+    """Returns what Lightning's checks of a module read of a trainer; other parts are checked here elsewhere."""
+    stages = {"training_step": "fit", "validation_step": "validate", "test_step": "test", "predict_step": "predict"}
+    has_validation = SimpleNamespace(is_defined=lambda: overrides(module, "validation_step"))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=SimpleNamespace(_data_source=has_validation)))
+    state, plain = (
+        SimpleNamespace(fn=TrainerFn(stages[step])),
+        {"gradient_clip_val": None, "accumulate_grad_batches": 1},
+    )
+    return SimpleNamespace(lightning_module=module, state=state, fit_loop=loop, **plain)
 
 
 def expect_datamodule(model: Any, datamodule: Any, **loaders: Any) -> LightningDataModule:

@@ -198,7 +198,8 @@ def _call_setups(trainer: LightningNames, stage: str) -> None:
     announce_device(trainer.fabric, model)
     done = getattr(trainer.datamodule, "model_set_up_for", ())  # stages set up already, for the model's own loaders
     trainer.hooks("setup", stage, module=stage not in done)
-    model.configure_model()
+    for hook in ("configure_sharded_model", "configure_model"):  # the former has gone from later versions
+        getattr(model, hook, lambda: None)()
     sync_metrics(trainer.processes, model)
 
 

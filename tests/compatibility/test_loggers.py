@@ -30,6 +30,9 @@ class Recording(Logger):
     def finalize(self, status: str) -> None:
         self.status = status
 
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
+        self.graph = type(model).__name__
+
 
 class Shown(Recording):
     """Takes pictures as Lightning's WandbLogger does."""
@@ -67,6 +70,7 @@ def test_config_rows_and_pictures(tmp_path, pictures: None, logger: Recording) -
     trainer = federated_trainer(tmp_path, logger=[logger], max_rounds=2)
     trainer.fit(Classifier(), federated_data(8, 12))
     assert (logger.config["trainer"]["max_rounds"], logger.config["parameters"], logger.status) == (2, 18, "success")
+    assert logger.graph == "Classifier"
     assert [(step, row["round"]) for step, row in logger.rows] == [(0, 0), (1, 1), (2, 2)]
     assert {"train/loss", "val/loss", "lr", "comm/bytes_up"} <= set(logger.rows[-1][1])
     drawn = {path.stem for path in trainer.run.path.glob("*.png")}

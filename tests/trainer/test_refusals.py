@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import ClientSampler
-from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
+from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points
 
 
 class NoOptimizerHook(pl.LightningModule):
@@ -43,8 +43,8 @@ def _optimizer(configure: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (NoStep, "NoStep to define `training_step`"),
-        (NoOptimizerHook, "NoOptimizerHook to define `configure_optimizers`"),
+        (NoStep, r"got NoStep: No `training_step\(\)` method defined"),
+        (NoOptimizerHook, r"got NoOptimizerHook: No `configure_optimizers\(\)` method defined"),
         (lambda: Classifier(FROZEN), "Classifier to have trainable parameters"),
         (lambda: Classifier(MIXED), r"one dtype and device, got torch\.float32 on cpu, torch\.float64 on cpu"),
         (lambda: Classifier(nn.LazyLinear(CLASSES)), r"`net\.(weight|bias)` is lazy"),
@@ -69,6 +69,66 @@ def test_refused_with_one_sentence(tmp_path, make, message):
         federated_trainer(tmp_path).fit(make(), federated_data())
     assert "\n" not in str(error.value)
     assert str(error.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("call", "hook", "new"),
+    [
+        ("fit", "training_epoch_end", "on_train_epoch_end"),
+        ("fit", "validation_epoch_end", "on_validation_epoch_end"),
+        ("fit", "test_epoch_end", "on_test_epoch_end"),
+        ("validate", "validation_epoch_end", "on_validation_epoch_end"),
+        ("test", "test_epoch_end", "on_test_epoch_end"),
+    ],
+)
+def test_hooks_of_lightning_1_are_refused_in_lightnings_words(tmp_path, call, hook, new):
+    def no(self: Any, *_: Any) -> None:
+        raise AssertionError("called")
+
+    module = type("Old", (Classifier,), {hook: no, "test_step": Classifier.validation_step})()
+    tests = {"check_test_every_n_rounds": 1} if (call, hook) == ("fit", "test_epoch_end") else {}
+    said = f"got Old: Support for `{hook}` has been removed in v2.0.0.*You can use the `{new}` hook instead"
+    with pytest.raises(FederatedError, match=said):
+        getattr(federated_trainer(tmp_path, **tests), call)(module, federated_data(test_dataset=points(8)))
+    if call == "fit" and not tests:
+        federated_trainer(tmp_path).test(module, federated_data(test_dataset=points(8)), verbose=False)
+
+
+def test_what_lightning_lets_pass_is_not_refused(tmp_path):
+    class Old(Classifier):
+        def test_epoch_end(self, outputs: Any) -> None:
+            """Lightning asks only for what a call uses."""
+
+        validation_epoch_end = None
+
+        def training_step_end(self, outputs: Any) -> None:
+            """Not called since Lightning 2."""
+
+    federated_trainer(tmp_path).fit(Old(), federated_data())
+    with pytest.raises(FederatedError, match=r"got Old: No `test_step\(\)` method defined"):
+        federated_trainer(tmp_path).test(Old(), federated_data(test_dataset=points(8)))
+    Old.predict_step = None
+    with pytest.raises(FederatedError, match="`predict_step` cannot be None"):
+        federated_trainer(tmp_path).predict(Old(), federated_data(predict_dataset=points(8)))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_former_name_of_configure_model(tmp_path, both):
+    class Sharded(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = None
+
+        def configure_sharded_model(self) -> None:
+            self.net = nn.Linear(FEATURES, CLASSES) if self.net is None else self.net
+
+    if both:
+        Sharded.configure_model = Classifier.configure_optimizers
+        with pytest.raises(FederatedError, match="configure_sharded_model` are overridden"):
+            federated_trainer(tmp_path).fit(Sharded(), federated_data())
+    else:
+        with pytest.warns(DeprecationWarning, match="configure_sharded_model` which is deprecated"):
+            federated_trainer(tmp_path).fit(Sharded(), federated_data())
 
 
 def test_parameters_unfrozen_during_training_are_refused(tmp_path):

@@ -437,7 +437,7 @@ class Unvalidated(Net):
         ([ClientEvaluation(1)], Silent, "Expected `validation_step` to log metrics for ClientEvaluation, got none"),
         ([ClientEvaluation(1)], OfDicts, "Expected batches that are lists of tensors for `evaluate_samples`, got dict"),
         ([ClientEvaluation(1)], OfBatches, "'loss' of each of 8 samples, got a tensor of shape"),
-        ([ClientEvaluation(1)], Unvalidated, "Expected Unvalidated to define `validation_step`"),
+        ([ClientEvaluation(1)], Unvalidated, "got Unvalidated: No `validation_step\\(\\)` method defined"),
     ],
     ids=["twice", "val", "test", "silent", "dicts", "batches", "unvalidated"],
 )
