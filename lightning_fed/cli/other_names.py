@@ -49,19 +49,20 @@ class Renames:
         """Does the same for a mapping of the trainer's options."""
         for key in [key for key in options if "." in str(key)] if isinstance(options, dict) else ():
             self._move(options, key, self.name(f"trainer.{key}").removeprefix("trainer."))
-        for name in [name for name in FOREIGN - self.own if name in options]:
-            for path, value in own_arguments({name: options.pop(name)}).items():
-                group, _, part = path.rpartition(".")
-                if group and group not in options:
-                    options[group] = type(options)()
-                place = options[group] if group else options
-                if isinstance(place, str):
-                    raise FederatedError(
-                        f"Expected `--trainer.{name}` in {place}, as `--trainer.{group}` is given too."
-                    )
-                if not isinstance(place, (dict, Namespace)) or part in place:
-                    raise same_twice(path, "it", f"`--trainer.{name}`")
-                place[part] = value
+        foreign = {name: options.pop(name) for name in sorted(FOREIGN - self.own) if name in options}
+        names = {path: name for name, path in ALIASES.items() if name in foreign}
+        for path, value in own_arguments(foreign).items():
+            group, _, part = path.rpartition(".")
+            if group and group not in options:
+                options[group] = type(options)()
+            place = options[group] if group else options
+            if isinstance(place, str):
+                raise FederatedError(
+                    f"Expected `--trainer.{names[path]}` in {place}, as `--trainer.{group}` is given too."
+                )
+            if not isinstance(place, (dict, Namespace)) or part in place:
+                raise same_twice(path, "it", f"`--trainer.{names[path]}`")
+            place[part] = value
 
     def _move(self, config: Any, key: str, own: str) -> None:
         if own != key:
@@ -71,7 +72,7 @@ class Renames:
 
     def words(self, words: Sequence[str]) -> list[str]:
         """Does the same for command-line arguments."""
-        kept, rest = [], iter(words)
+        kept, rest, foreign = [], iter(words), dict[str, Any]()
         for word in rest:
             option, equals, value = word.partition("=")
             name = option.removeprefix("--")
@@ -81,9 +82,10 @@ class Renames:
                 value = value if equals else next(rest, "")
                 with suppress(yaml.YAMLError):
                     value = yaml.load(value, Loader=ConfigLoader)
-                own_arguments({name.removeprefix("trainer."): value})
+                foreign[name.removeprefix("trainer.")] = value
             else:
                 kept.append(word)
+        own_arguments(foreign)
         return kept
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -116,12 +117,16 @@ def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: 
     return results
 
 
-def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]]) -> list[Any]:
-    """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets."""
+def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], keep: bool = True) -> list[Any]:
+    """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets.
+
+    Unless they are to be kept, by the caller or by a writer at the end, the lists are empty.
+    """
     module, limit = trainer.lightning_module, trainer.limit_predict_batches
     if limit == 0:
         return []
     outputs: list[list[Any]] = []
+    keep |= any(isinstance(cb, BasePredictionWriter) and cb.interval.on_epoch for cb in trainer.callbacks)
     # Lightning's writers of predictions read this; as with many loaders there, a batch's sample indices are unknown.
     trainer.predict_loop = SimpleNamespace(current_batch_indices=[])
     recorder = MetricRecorder()
@@ -130,7 +135,8 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]]) -> list[
         trainer.hooks("on_predict_epoch_start")
         for index, loader in enumerate(loaders.values()):
             with trainer.processes.working_alone():
-                own = dict(run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder))
+                batches = run_batches(trainer, "predict", loader, index, len(loaders), limit, recorder)
+                own = {number: output for number, output in batches if keep}
             if trainer.processes.size > 1:
                 everyone = trainer.processes.exchange(move_data_to_device(own, "cpu"), "predictions")
                 own = {number: output for part in everyone for number, output in part.items()}

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from inspect import signature
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.errors import FederatedError
@@ -48,33 +50,45 @@ INSTEAD: dict[str, tuple[tuple[Any, ...], str]] = {
 }  # fmt: skip
 
 FOREIGN = frozenset({*ALIASES, *WITHOUT_EFFECT, *INSTEAD})
+_THEIRS = signature(Trainer).parameters
 
 
 def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Turns arguments of Lightning's Trainer into ours, prints which change nothing, suggests ``others`` for a typo."""
+    """Turns arguments of Lightning's Trainer into ours, prints which change nothing, suggests ``others`` for a typo.
+
+    A value that Lightning has by default, as in a file that its command line printed, is that of an absent argument.
+    """
     ours: dict[str, Any] = {}
+    refused: list[str] = []
     for name, value in given.items():
         if name in ALIASES:
             if value is not None or name in FLAT_NAMES:  # None in Lightning means its default number
                 ours[ALIASES[name]] = value
         elif name in WITHOUT_EFFECT:
-            rank_zero_info(f"`--trainer.{name}` changes nothing here: {WITHOUT_EFFECT[name]}.")
+            if not _is_one_of(value, (None, _THEIRS[name].default)):
+                rank_zero_info(f"`--trainer.{name}` changes nothing here: {WITHOUT_EFFECT[name]}.")
         elif name in INSTEAD:
             usual, instead = INSTEAD[name]
-            if not any(type(value) is type(known) and value == known for known in usual):
-                raise FederatedError(
-                    f"Expected `--trainer.{name}` not to be set in a federated run, got {value!r}: {instead}."
-                )
+            if not _is_one_of(value, usual):
+                refused.append(f"`--trainer.{name}` not to be set in a federated run, got {value!r}: {instead}")
         else:
             close = get_close_matches(name, [*others, *FOREIGN], n=1)
             meant = f"did you mean `{close[0]}`?" if close else "leave it out."
             raise FederatedError(f"Expected arguments that FederatedTrainer has, got `{name}`: {meant}")
+    if refused:
+        raise FederatedError(f"Expected {'; '.join(refused)}.")
     return ours
+
+
+def _is_one_of(value: Any, known: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(one) and value == one for one in known)
 
 
 def make_options(own: Mapping[str, Any], lightning: Mapping[str, Any]) -> TrainerOptions:
     """Returns the options of a constructor, from its ``own`` arguments and those with ``lightning``'s names."""
     default, given = TrainerOptions(), {field.name: own[field.name] for field in fields(TrainerOptions)}
+    nulls = [name for name, value in given.items() if value is None and name in _THEIRS]
+    given |= {name: getattr(default, name) for name in nulls}  # as in Lightning
     for name, kind in GROUPS.items():
         given[name] = kind() if given[name] is None else given[name]
         if not isinstance(given[name], kind):

@@ -89,6 +89,7 @@ class RoundLoop:
         with recording(self.module, self.recorder):
             trainer.hooks("on_train_start")
         self.guard.take_over_start(trainer.resumed)
+        self._note(LoggedMetrics({}, dict(trainer.totals), {}))  # for monitors; row 0 has no counts
         self._note(self.recorder.compute())
         # Only now, because hooks before may still change the module.
         self.engine = make_engine(self.state, self.options, trainer.hooks, self.reducer)
@@ -115,11 +116,11 @@ class RoundLoop:
         trainer.state.stage = RunningStage.TRAINING
         self._seed(at=1)
         cohort = self.cohorts.draw(trainer.round, self.cohort_size)
-        self._note(LoggedMetrics(self.cohorts.facts, {}, {}))
+        self._note_facts(self.cohorts.facts)
         with recording(self.module, self.recorder):
             self._call("on_train_epoch_start")
             self._call("on_round_start", cohort, module=False)
-            self._note(LoggedMetrics(self._learning_rates(), {}, {}))
+            self._note_facts(self._learning_rates())
             update = self.engine.train(cohort)
             self.state.steps_before_round += self.engine.max_steps
             trained = time.perf_counter() - started
@@ -241,7 +242,7 @@ class RoundLoop:
         }
         if self.options.tolerance.on_client_error == "skip":
             counts["clients/failed"] = float(len(left_out.failed))
-        self._note(LoggedMetrics({**counts, **totals}, {}, {}))
+        self._note_facts({**counts, **totals})
 
     def _evaluate(self) -> None:
         trainer, options = self.trainer, self.options
@@ -275,6 +276,10 @@ class RoundLoop:
         self.trainer.metrics.update(metrics)
         self.row.update(metrics.logged)
         self.trainer.round_metrics.update({**metrics.logged, **metrics.callback})
+
+    def _note_facts(self, facts: dict[str, float]) -> None:
+        """Adds numbers of the round that no module logs."""
+        self._note(LoggedMetrics(facts, facts, {}))
 
     def _finish_round(self, started: float) -> None:
         """Steps schedules, writes the row and then the checkpoint, so that every finished round has its row."""

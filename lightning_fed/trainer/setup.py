@@ -143,20 +143,22 @@ def _say_if_done(trainer: LightningNames, ckpt_path: str | None) -> None:
 
 @contextmanager
 def evaluating(
-    trainer: LightningNames, name: str, model: LightningModule | None, data: dict[str, Any], ckpt_path: str | None,
-    weights: str | None,
+    trainer: LightningNames, name: str, model: LightningModule | None, dataloaders: Any,
+    datamodule: LightningDataModule | None, ckpt_path: str | None, weights: str | None,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Sets up ``validate``, ``test`` or ``predict``; the block gets the data sets by name."""
     books = trainer.books
     books.interrupted, books.stop_message = None, ""
+    kind = "val" if name == "validate" else name
     if model is None and trainer.lightning_module is not None:
         model = trainer.lightning_module
-        if all(given is None for given in data.values()):
-            data = {**data, "datamodule": trainer.datamodule}
+        if dataloaders is None and datamodule is None:
+            datamodule = trainer.datamodule
         if weights is None:
             ckpt_path = books.own_checkpoint(trainer, ckpt_path)
     model = expect_module(model, "validation_step" if name == "validate" else f"{name}_step")
-    with attached(trainer, model, expect_datamodule(model, **data), TrainerFn(name)):
+    data = expect_datamodule(model, datamodule, **{kind: dataloaders})
+    with attached(trainer, model, data, TrainerFn(name)):
         weights, option = books.find_weights(trainer, ckpt_path, weights)
         trainer.metrics = LoggedMetrics({}, {}, {})
         _set_up_data(trainer, name)
@@ -168,10 +170,10 @@ def evaluating(
             if option == "--ckpt_path":
                 restore_data(trainer, checkpoint, weights)
         share_model(trainer.processes, model)
-        method = {"validate": "val", "test": "test", "predict": "predict"}[name] + "_dataloader"
-        loaders = named_loaders(getattr(trainer.datamodule, method)())
-        vars(trainer)[method.replace("dataloader", "loaders")] = loaders
+        loaders = named_loaders(getattr(trainer.datamodule, f"{kind}_dataloader")())
+        vars(trainer)[f"{kind}_loaders"] = loaders
         if not loaders:
+            method = f"{kind}_dataloader"
             raise FederatedError(f"Expected the datamodule to give data from `{method}`, got none: change `--data`.")
         yield loaders
 

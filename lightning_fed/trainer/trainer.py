@@ -149,15 +149,15 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         given = make_options(locals(), lightning)
         self.options = given.shortened()
         self.fabric = make_fabric(given)
-        set_determinism(deterministic, benchmark)
+        set_determinism(given.deterministic, benchmark)
         sampler = given.participation.sampler
         self.sampler = UniformSampler() if sampler is None else sampler
         self.callbacks = order_callbacks(
             callbacks,
-            FederatedProgressBar() if enable_progress_bar else None,
+            FederatedProgressBar() if given.enable_progress_bar else None,
             FederatedCheckpoint() if self.options.enable_checkpointing else None,
             Timer(duration=max_time, interval="epoch") if max_time is not None else None,
-            model_summary() if enable_model_summary else None,
+            model_summary() if given.enable_model_summary else None,
         )
         self.aggregator = next(cb for cb in self.callbacks if isinstance(cb, Aggregator))
         self.hooks = HookCaller(self)
@@ -230,6 +230,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         val_dataloaders: Any = None,
         datamodule: LightningDataModule | None = None,
         ckpt_path: str | None = None,
+        weights_only: bool | None = None,
         weights: str | None = None,
     ) -> None:
         """Trains the model over clients.
@@ -243,6 +244,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
                 split over the default number of clients.
             ckpt_path: Resume from ``last``, the newest checkpoint of a run with the same config (if there is none, a
                 new run starts), from ``best``, or from a path.
+            weights_only: Accepted as in Lightning; code in a checkpoint is never run.
             weights: Start a new run from the weights of a checkpoint or a saved state_dict. If ``ckpt_path`` finds a
                 checkpoint, that is used instead.
         """
@@ -264,6 +266,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         ckpt_path: str | None = None,
         verbose: bool = True,
         datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
         weights: str | None = None,
     ) -> list[dict[str, float]]:
         """Evaluates a model on the validation sets.
@@ -273,14 +276,14 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
             dataloaders: The validation sets as data loaders, or a data module; by default the model's own.
             datamodule: Gives the validation sets; by default those of the last call.
             ckpt_path: Checkpoint to evaluate: ``last`` or ``best`` of a run with the same config, or a path.
+            weights_only: Accepted as in Lightning; code in a checkpoint is never run.
             weights: Weights to evaluate, a checkpoint or a saved state_dict.
             verbose: Whether to print the results.
 
         Returns:
             A dict of metrics for each validation set.
         """
-        data = {"datamodule": datamodule, "val": dataloaders}
-        return self._evaluate(model, data, RunningStage.VALIDATING, ckpt_path, weights, verbose)
+        return self._evaluate(RunningStage.VALIDATING, verbose, model, dataloaders, datamodule, ckpt_path, weights)
 
     def test(
         self,
@@ -289,11 +292,11 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         ckpt_path: str | None = None,
         verbose: bool = True,
         datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
         weights: str | None = None,
     ) -> list[dict[str, float]]:
         """Evaluates a model on the test sets; the arguments are those of ``validate``."""
-        data = {"datamodule": datamodule, "test": dataloaders}
-        return self._evaluate(model, data, RunningStage.TESTING, ckpt_path, weights, verbose)
+        return self._evaluate(RunningStage.TESTING, verbose, model, dataloaders, datamodule, ckpt_path, weights)
 
     test.__doc__ = str(validate.__doc__).replace("validation", "test")  # the command line's help reads it
 
@@ -302,17 +305,21 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         model: LightningModule | None = None,
         dataloaders: Any = None,
         datamodule: LightningDataModule | None = None,
+        return_predictions: bool | None = None,
         ckpt_path: str | None = None,
+        weights_only: bool | None = None,
         weights: str | None = None,
         output: str | None = None,
-    ) -> list[Any]:
+    ) -> list[Any] | None:
         """Runs ``predict_step`` over the prediction set.
 
         Args:
             model: The LightningModule; by default that of the last call, with the weights of its best checkpoint.
             dataloaders: The prediction set as data loaders, or a data module; by default the model's own.
             datamodule: Gives the prediction set; by default that of the last call.
+            return_predictions: Whether to return them; if false, none is kept that nobody writes at the end.
             ckpt_path: Checkpoint to use: ``last`` or ``best`` of a run with the same config, or a path.
+            weights_only: Accepted as in Lightning; code in a checkpoint is never run.
             weights: Weights to use, a checkpoint or a saved state_dict.
             output: File to save the predictions in; read it with ``torch.load``.
 
@@ -321,21 +328,17 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         """
         if output is not None and not Path(output).absolute().parent.is_dir():
             raise FederatedError(f"Expected `--output` to be in an existing folder, got {output}: make it first.")
-        data = {"datamodule": datamodule, "predict": dataloaders}
-        with evaluating(self, "predict", model, data, ckpt_path, weights) as loaders:
+        with evaluating(self, "predict", model, dataloaders, datamodule, ckpt_path, weights) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
-            predictions = predict(self, loaders)
+            predictions = predict(self, loaders, keep=output is not None or return_predictions is not False)
         if output is not None and self.is_global_zero:
             save_checkpoint(predictions, Path(output), "--output")
         elif self.run_config is not None:
             rank_zero_info("The predictions were not saved: give a file as `--output` to save them.")
-        return predictions
+        return None if return_predictions is False else predictions
 
-    def _evaluate(
-        self, model: LightningModule | None, data: dict[str, Any], stage: RunningStage,
-        ckpt_path: str | None, weights: str | None, verbose: bool,
-    ) -> list[dict[str, float]]:  # fmt: skip
-        with evaluating(self, stage.value, model, data, ckpt_path, weights) as loaders:
+    def _evaluate(self, stage: RunningStage, verbose: bool, *given: Any) -> list[dict[str, float]]:
+        with evaluating(self, stage.value, *given) as loaders:
             seed_everywhere(seed_for(self.seed, Purpose.EVALUATE))
             results = [metrics.logged for metrics in evaluate(self, loaders, stage)]
         if verbose and self.is_global_zero:

@@ -1,13 +1,17 @@
 """Every argument of Lightning's Trainer is ours, an alias of ours, or answered by one sentence."""
 
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos import boring_classes
 
 from lightning_fed import FederatedTrainer
+from lightning_fed.cli import main
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, INSTEAD, WITHOUT_EFFECT
 from tests.parts import Classifier, federated_data, federated_trainer
@@ -32,6 +36,63 @@ def test_what_lightning_does_by_default_is_taken(tmp_path) -> None:
     defaults = {name: THEIRS[name].default for name in FOREIGN & set(THEIRS)}
     trainer = federated_trainer(tmp_path, **{**defaults, "limit_train_batches": 1.0, "val_check_interval": 1.0})
     assert trainer.max_rounds == 1
+
+
+@pytest.fixture
+def printed(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A file with what Lightning's own command line prints by --print_config."""
+    monkeypatch.chdir(tmp_path)
+    parts = [
+        "--model",
+        f"{boring_classes.__name__}.BoringModel",
+        "--data",
+        f"{boring_classes.__name__}.BoringDataModule",
+    ]
+
+    def write(command: str) -> Path:
+        with pytest.raises(SystemExit):
+            LightningCLI(args=[command, *parts, "--print_config"])
+        file = tmp_path / f"{command}.yaml"
+        file.write_text(capsys.readouterr().out)
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_a_file_that_lightnings_command_line_printed(printed: Any, tmp_path, command: str) -> None:
+    file = printed(command)
+    text = file.read_text()
+    assert "limit_val_batches: null" in text
+    assert "weights_only: null" in text
+    main([command, "--config", str(file), "--trainer.logger", "false", "--trainer.max_epochs", "1"])
+    assert (tmp_path / "runs").is_dir() == (command == "fit")
+
+
+def test_all_that_is_not_lightnings_default_is_named_at_once(printed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file, wrong = printed("fit"), {"max_steps: -1": "max_steps: 9", "profiler: null": "profiler: simple"}
+    for given, other in wrong.items():
+        file.write_text(file.read_text().replace(given, other))
+    words = [f"--trainer.{name}" for name in ("max_steps=9", "profiler=simple")]
+    for given in (["--config", str(file)], words):
+        with pytest.raises(SystemExit):
+            main(["fit", *given])
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "`--trainer.max_steps` not to be set in a federated run, got 9: use `max_rounds` for" in said
+        assert "; `--trainer.profiler` not to be set in a federated run, got 'simple': it times hooks" in said
+    with pytest.raises(FederatedError, match=r"max_steps.* got 9: .*; `--trainer.profiler`.*got 'simple': "):
+        FederatedTrainer(max_steps=9, profiler="simple")
+
+
+def test_none_is_lightnings_default_in_python_too(tmp_path, caplog: pytest.LogCaptureFixture) -> None:
+    theirs = {name: parameter.default for name, parameter in THEIRS.items()}
+    with caplog.at_level("INFO"):
+        trainer = FederatedTrainer(**{**theirs, "default_root_dir": str(tmp_path)})
+    assert "changes nothing here" not in caplog.text
+    own = vars(FederatedTrainer(default_root_dir=str(tmp_path)).options)
+    assert {name: value for name, value in vars(trainer.options).items() if own[name] != value} == {}
+    with pytest.raises(FederatedError, match="clients_per_round` to be a count .* got None"):
+        FederatedTrainer(clients_per_round=None)
 
 
 def test_aliases(tmp_path) -> None:
@@ -60,8 +121,6 @@ def test_a_misspelt_name() -> None:
 
 
 def test_help_shows_ours_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    from lightning_fed.cli import main
-
     with pytest.raises(SystemExit):
         main(["fit", "--help"])
     shown = capsys.readouterr().out

@@ -1,5 +1,6 @@
 """Lightning's own callbacks and the user's: those that work do as under Lightning, others are refused by name."""
 
+import csv
 import time
 from datetime import timedelta
 from typing import Any
@@ -42,6 +43,33 @@ class Scored(Classifier):
 
     def on_train_epoch_end(self) -> None:
         self._log("on_train_epoch_end")
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_monitors_of_what_the_trainer_counts(tmp_path, every):
+    stop = EarlyStopping("comm/bytes_up", mode="min", patience=99, divergence_threshold=3 * 144)
+    few = EarlyStopping("clients/trained", patience=99, mode="min", stopping_threshold=1.5)
+    ours = FederatedCheckpoint("comm/bytes_up", mode="min")
+    best = stock.ModelCheckpoint(monitor="samples", mode="max", filename="{round}-{samples:.0f}-{epoch}")
+    trainer = federated_trainer(
+        tmp_path,
+        stop,
+        few,
+        ours,
+        best,
+        max_rounds=9,
+        check_val_every_n_rounds=every,
+        enable_checkpointing=True,
+        logger=[],
+    )
+    trainer.fit(Classifier(), federated_data(8, 8))
+    assert trainer.totals["comm/bytes_up"] == 4 * 144  # two clients, 18 numbers of 4 bytes
+    assert (trainer.round, ours.best_round, ours.best_model_score) == (4, 0, 0)
+    assert best.best_model_path.endswith("round=4-samples=64-epoch=3.ckpt")
+    assert trainer.callback_metrics["comm/bytes_up"] == 4 * 144
+    with open(trainer.run.metrics) as file:
+        rows = list(csv.DictReader(file))
+    assert [row["comm/bytes_up"] for row in rows] == ["", "144.0", "288.0", "432.0", "576.0"]
 
 
 @pytest.mark.parametrize("where", ["training_step", "validation_step", "on_validation_epoch_end", "on_train_epoch_end"])

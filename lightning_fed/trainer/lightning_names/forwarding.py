@@ -1,21 +1,14 @@
 """Makes attributes of the trainer: read from one of its parts or an option, constant, or refused."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from lightning.pytorch.trainer.states import RunningStage
-
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
-from lightning_fed.trainer.options import batch_limit, known_length
 
-__all__ = [
-    "AbsentNameError", "Refused", "RefusedBut", "batches_of", "derived", "first_of", "fixed", "forwarded", "given_as",
-    "in_stage", "of_kind", "option",
-]  # fmt: skip
+__all__ = ["AbsentNameError", "Refused", "RefusedBut", "derived", "fixed", "forwarded", "option"]
 
 
 class AbsentNameError(FederatedError, AttributeError):
@@ -68,47 +61,6 @@ def fixed(value: Any, doc: str) -> Any:
 def derived(read: Callable[[Any], Any], doc: str) -> Any:
     """Makes a property that a function computes from the trainer."""
     return property(read, doc=doc)
-
-
-def in_stage(stage: RunningStage, doc: str) -> Any:
-    """Makes a property that says whether a stage of the trainer runs."""
-    return derived(lambda trainer: bool(trainer.state.stage == stage), doc)
-
-
-def of_kind(kind: type, doc: str) -> Any:
-    """Makes a property that lists the callbacks of a class."""
-    return derived(lambda trainer: [callback for callback in trainer.callbacks if isinstance(callback, kind)], doc)
-
-
-def first_of(name: str, doc: str) -> Any:
-    """Makes a property with the first item of a list of the trainer's, None if that is empty."""
-    return derived(lambda trainer: next(iter(getattr(trainer, name)), None), doc)
-
-
-def given_as(kind: str, doc: str) -> Any:
-    """Makes a property with loaders in the form in which a ``*_dataloader`` method returned them."""
-
-    def given(trainer: Any) -> Any:
-        loaders = getattr(trainer, f"{kind}_loaders")
-        if list(loaders) in ([], [""]):
-            return loaders.get("")
-        unnamed = all(name.startswith("dataloader_idx_") for name in loaders)
-        return list(loaders.values()) if unnamed else dict(loaders)
-
-    return derived(given, doc)
-
-
-def batches_of(kind: str, doc: str) -> Any:
-    """Makes a property that counts the batches evaluated of each loader."""
-
-    def counted(trainer: Any) -> list[int | float]:
-        limit, counts = getattr(trainer, f"limit_{kind}_batches"), []
-        for loader in getattr(trainer, f"{kind}_loaders").values():
-            most = (batch_limit(limit, length := known_length(loader)), length)
-            counts.append(min(math.inf if count is None else count for count in most))
-        return counts
-
-    return derived(counted, doc)
 
 
 class Refused:

@@ -1,5 +1,6 @@
 """The attributes of a trainer that its parts, LightningModules and callbacks read, with Lightning's names if any."""
 
+import math
 import signal
 from collections.abc import Callable
 from typing import Any, Literal
@@ -36,22 +37,42 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
-from lightning_fed.trainer.lightning_names.forwarding import (
-    Refused,
-    RefusedBut,
-    batches_of,
-    derived,
-    first_of,
-    fixed,
-    forwarded,
-    given_as,
-    in_stage,
-    of_kind,
-    option,
-)  # fmt: skip
-from lightning_fed.trainer.options import TrainerOptions
+from lightning_fed.trainer.lightning_names.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option
+from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length
 
 __all__ = ["LightningNames"]
+
+
+def _in_stage(stage: RunningStage) -> Callable[[Any], bool]:
+    return lambda trainer: bool(trainer.state.stage == stage)
+
+
+def _of_kind(kind: type) -> Callable[[Any], list[Any]]:
+    return lambda trainer: [callback for callback in trainer.callbacks if isinstance(callback, kind)]
+
+
+def _given(kind: str) -> Callable[[Any], Any]:
+    """Returns loaders in the form in which a ``*_dataloader`` method returned them, before ``named_loaders``."""
+
+    def given(trainer: Any) -> Any:
+        loaders = getattr(trainer, f"{kind}_loaders")
+        if list(loaders) in ([], [""]):
+            return loaders.get("")
+        unnamed = all(name.startswith("dataloader_idx_") for name in loaders)
+        return list(loaders.values()) if unnamed else dict(loaders)
+
+    return given
+
+
+def _counted(kind: str) -> Callable[[Any], list[int | float]]:
+    def counted(trainer: Any) -> list[int | float]:
+        limit, counts = getattr(trainer, f"limit_{kind}_batches"), []
+        for loader in getattr(trainer, f"{kind}_loaders").values():
+            most = (batch_limit(limit, length := known_length(loader)), length)
+            counts.append(min(math.inf if count is None else count for count in most))
+        return counts
+
+    return counted
 
 
 def _precision_of(trainer: Any) -> Precision:
@@ -161,8 +182,7 @@ class LightningNames:
     def global_step(self) -> int:
         """Optimizer steps of the longest client in each round, summed, plus those of the client that trains now."""
         state = self.train_state
-        own = 0 if state.client is None else state.optimizer_steps
-        return state.steps_before_round + max(state.local_step, own)
+        return state.steps_before_round + max(state.local_step, state.optimizer_steps if state.client else 0)
 
     @property
     def num_training_batches(self) -> int:
@@ -188,10 +208,10 @@ class LightningNames:
 
     sanity_checking: bool = fixed(False, "Round 0 is a real evaluation, not a check.")
 
-    training: bool = in_stage(RunningStage.TRAINING, "Whether clients are being trained.")
-    validating: bool = in_stage(RunningStage.VALIDATING, "Whether a validation runs, within ``fit`` too.")
-    testing: bool = in_stage(RunningStage.TESTING, "Whether a test runs.")
-    predicting: bool = in_stage(RunningStage.PREDICTING, "Whether predictions are being made.")
+    training: bool = derived(_in_stage(RunningStage.TRAINING), "Whether clients are being trained.")
+    validating: bool = derived(_in_stage(RunningStage.VALIDATING), "Whether a validation runs, within ``fit`` too.")
+    testing: bool = derived(_in_stage(RunningStage.TESTING), "Whether a test runs.")
+    predicting: bool = derived(_in_stage(RunningStage.PREDICTING), "Whether predictions are being made.")
     evaluating: bool = derived(lambda self: self.validating or self.testing, "Whether a validation or a test runs.")
     interrupted_or_failed: bool = derived(
         lambda self: self.state.status == TrainerStatus.INTERRUPTED,
@@ -216,7 +236,7 @@ class LightningNames:
     profiler: Profiler = fixed(PassThroughProfiler(), "It measures nothing: put torch.profiler around ``fit``.")
     scaler: None = fixed(None, "There is no loss scale: it would couple the clients.")
 
-    logger: Logger | None = first_of("loggers", "The first logger, None if there is none.")
+    logger: Logger | None = derived(lambda self: next(iter(self.loggers), None), "The first logger, if there is one.")
     optimizers: list[Optimizer] = derived(
         lambda self: self.local_optimizer.optimizers if hasattr(self, "local_optimizer") else [],
         "A list of the clients' optimizer or optimizers; empty before ``fit``.",
@@ -264,14 +284,14 @@ class LightningNames:
     enable_validation: bool = derived(
         lambda self: bool(self.val_loaders) and self.limit_val_batches > 0, "Whether ``fit`` validates."
     )
-    val_dataloaders: Any = given_as("val", "What ``val_dataloader`` returned: a set's batches, a list, or a dict.")
-    test_dataloaders: Any = given_as("test", "What ``test_dataloader`` of the data returned.")
-    predict_dataloaders: Any = given_as("predict", "What ``predict_dataloader`` of the data returned.")
-    num_val_batches: list[int | float] = batches_of(
-        "val", "Batches evaluated of each validation set; infinity if unknown."
+    val_dataloaders: Any = derived(_given("val"), "What ``val_dataloader`` of the data returned.")
+    test_dataloaders: Any = derived(_given("test"), "What ``test_dataloader`` of the data returned.")
+    predict_dataloaders: Any = derived(_given("predict"), "What ``predict_dataloader`` of the data returned.")
+    num_val_batches: list[int | float] = derived(
+        _counted("val"), "Batches evaluated of each validation set; infinity if unknown."
     )
-    num_test_batches: list[int | float] = batches_of("test", "Batches evaluated of each test set.")
-    num_predict_batches: list[int | float] = batches_of("predict", "Batches of each prediction set.")
+    num_test_batches: list[int | float] = derived(_counted("test"), "Batches evaluated of each test set.")
+    num_predict_batches: list[int | float] = derived(_counted("predict"), "Batches of each prediction set.")
     num_sanity_val_batches: list[int | float] = derived(
         lambda self: [0] * len(self.val_loaders), "Always 0 for each validation set: round 0 evaluates everything."
     )
@@ -309,13 +329,13 @@ class LightningNames:
 
     # Callbacks
 
-    early_stopping_callbacks: list[EarlyStopping] = of_kind(EarlyStopping, "Every EarlyStopping.")
-    early_stopping_callback: EarlyStopping | None = first_of(
-        "early_stopping_callbacks", "The first EarlyStopping; None if there is none."
+    early_stopping_callbacks: list[EarlyStopping] = derived(_of_kind(EarlyStopping), "Every EarlyStopping.")
+    early_stopping_callback: EarlyStopping | None = derived(
+        lambda self: next(iter(self.early_stopping_callbacks), None), "The first EarlyStopping; None if there is none."
     )
-    checkpoint_callbacks: list[Checkpoint] = of_kind(Checkpoint, "The callbacks that write checkpoints.")
-    checkpoint_callback: Checkpoint | None = first_of(
-        "checkpoint_callbacks", "The first callback that writes checkpoints; None if there is none."
+    checkpoint_callbacks: list[Checkpoint] = derived(_of_kind(Checkpoint), "The callbacks that write checkpoints.")
+    checkpoint_callback: Checkpoint | None = derived(
+        lambda self: next(iter(self.checkpoint_callbacks), None), "The first that writes checkpoints, if there is one."
     )
 
     @property
