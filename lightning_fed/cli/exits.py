@@ -25,7 +25,7 @@ def exit_with(sentence: str, code: int) -> NoReturn:
 
     A very long word in it, which you may have typed, is shortened to its first and last letters.
     """
-    sys.stdout.flush()
+    print(end="", flush=True)  # user code may have set `sys.stdout` to None
     if sentence:
         line = re.sub(r"(\S{100})\S{200,}(\S{50})", r"\1…\2", one_line(" ".join(sentence.split())))
         print(line, file=sys.stderr, flush=True)
@@ -58,7 +58,7 @@ def output_is_written() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            print(end="", flush=True)  # user code may have set `sys.stdout` to None
     except OSError as error:
         if error.filename is not None:
             raise

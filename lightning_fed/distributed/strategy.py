@@ -216,7 +216,7 @@ class _Launcher(_SubprocessScriptLauncher):
     def end_all(self) -> None:
         """Kills this process and all that it has started."""
         self.kill_others()
-        sys.stdout.flush()
+        print(end="", flush=True)  # user code may have set `sys.stdout` to None
         sys.stderr.flush()
         os._exit(1)
 

@@ -160,6 +160,7 @@ class Engine(ABC):
         # The live model's dtype can be narrower than the global vector's: updates are measured from the rounded start.
         self.start, ahead = state.weights.to(state.vector.dtype), self.aggregator.ahead
         state.received = state.weights if ahead is None else self.start.clone().add_(ahead).to(state.weights.dtype)
+        self.written = state.weights._version
         try:
             clients = self._exchange(cohort, own)
             with logging_alone(self.processes, self.recorder):
@@ -174,6 +175,7 @@ class Engine(ABC):
                     raise told from error
             raise
         self.divergence.read()
+        self._expect_weights("the training of the clients")
         self.watch.expect_parameters()
         self.optimizer.start_client()  # hooks between rounds find, and may change, the round's hyper-parameters
         if self.processes.size > 1:
@@ -230,10 +232,19 @@ class Engine(ABC):
         self.start_gradients.keep(kept)
         return kept
 
+    def _expect_weights(self, what: str) -> None:
+        """Refuses a write to the global model, from which the next client would start."""
+        if self.state.weights._version != self.written:
+            raise FederatedError(
+                f"Expected {what} to leave `trainer.weights` and `trainer.origin` as they are, but it wrote to them: "
+                "write to `trainer.vector.data`, or to `trainer.weights` in `on_after_server_step`."
+            )
+
     def _enter(self, update: Update) -> None:
         """Lets callbacks edit an update, adds it to the round's sums, and calls ``on_client_entered``."""
         state, client = self.state, update.client
         self.at_work = (client,)
+        self._expect_weights(f"the training of client {client.id}")
         update.weight = self.aggregator.client_weight(client)
         update.bytes_up = state.vector.numel * state.vector.data.element_size()
         for hook in self.client_end_hooks:

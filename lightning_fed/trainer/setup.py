@@ -249,6 +249,10 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
     with unfrozen(trainer.callbacks, model):
         vector = ParameterVector(model, personal_parameters(trainer.callbacks, model))
     weights = vector.data.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
+    needs = [type(cb).__name__ for cb in trainer.callbacks if getattr(cb, "needs_local_buffers", False)]
+    if needs and trainer.aggregator.buffers == "average" and any(True for _ in model.buffers()):
+        trainer.aggregator.buffers = "local"
+        rank_zero_info(f"{needs[0]} sets `--aggregator.buffers local`: its clients keep their buffers.")
     keeps = trainer.checkpoint_callback is not None
     return TrainState(
         fabric=trainer.fabric,

@@ -343,7 +343,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "displaced": (lambda: [Ditto(), FedGA()], r"Ditto without FedGA, which displaces"),
     "rule": (lambda: [LocalOnly(), FedNova()], r"aggregator FedAvg for LocalOnly, .* got FedNova"),
-    "buffers": (lambda: [LocalOnly(), FedAvg()], r"`--aggregator.buffers local` for LocalOnly, .* got average"),
+    "buffers": (
+        lambda: [LocalOnly(), FedAvg(buffers="keep")],
+        r"`--aggregator.buffers local` for LocalOnly.* got keep",
+    ),
 }
 
 

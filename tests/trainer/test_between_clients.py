@@ -308,3 +308,31 @@ def test_what_one_client_freezes_the_others_train(tmp_path: Path, where: str) ->
     federated_trainer(tmp_path, callback, max_rounds=2).fit(module, federated_data(8, 8, 8))
     assert callback.moved == {(round, id): id != 0 for round in (1, 2) for id in range(3)}
     assert module.net.bias.requires_grad
+
+
+@pytest.mark.parametrize("hook", ["training_step", "on_train_batch_end", "on_client_start", "on_client_end"])
+@pytest.mark.parametrize("name", ["weights", "origin"])
+def test_a_client_that_writes_to_the_global_model_is_refused(tmp_path, hook, name):
+    def write(*args: Any) -> Any:
+        getattr(trainer, name).mul_(1.5)
+        return args[0].loss(args[1]) if hook == "training_step" else None
+
+    of_module = hook in ("training_step", "on_train_batch_end")
+    module = type("Writes", (Classifier,), {hook: write} if of_module else {})()
+    callback = type("WritesToo", (FederatedCallback,), {} if of_module else {hook: write})()
+    trainer = federated_trainer(tmp_path, callback, engine="sequential")
+    with pytest.raises(FederatedError, match=r"leave `trainer.weights` and `trainer.origin` as they are, but it wrote"):
+        trainer.fit(module, federated_data(8, 8))
+
+
+def test_the_global_model_may_be_written_between_rounds(tmp_path):
+    class Halves(FederatedCallback):
+        def on_after_server_step(self, trainer: Any, pl_module: Any, update: Any) -> None:
+            trainer.weights.mul_(0.5)
+
+        def on_client_start(self, trainer: Any, pl_module: Any, client: Any) -> None:
+            trainer.vector.data.mul_(0.5)
+
+    trainer = federated_trainer(tmp_path, Halves(), max_rounds=2)
+    trainer.fit(Classifier(), federated_data(8, 8))
+    assert trainer.round == 2

@@ -48,20 +48,13 @@ class Scored(Classifier):
 @pytest.mark.parametrize("every", [1, 2])
 def test_monitors_of_what_the_trainer_counts(tmp_path, every):
     stop = EarlyStopping("comm/bytes_up", mode="min", patience=99, divergence_threshold=3 * 144)
-    few = EarlyStopping("clients/trained", patience=99, mode="min", stopping_threshold=1.5)
+    few = EarlyStopping(
+        "clients/trained", patience=99, mode="min", stopping_threshold=1.5, check_on_train_epoch_end=True
+    )
     ours = FederatedCheckpoint("comm/bytes_up", mode="min")
     best = stock.ModelCheckpoint(monitor="samples", mode="max", filename="{round}-{samples:.0f}-{epoch}")
-    trainer = federated_trainer(
-        tmp_path,
-        stop,
-        few,
-        ours,
-        best,
-        max_rounds=9,
-        check_val_every_n_rounds=every,
-        enable_checkpointing=True,
-        logger=[],
-    )
+    options = {"check_val_every_n_rounds": every, "enable_checkpointing": True, "logger": []}
+    trainer = federated_trainer(tmp_path, stop, few, ours, best, max_rounds=9, **options)
     trainer.fit(Classifier(), federated_data(8, 8))
     assert trainer.totals["comm/bytes_up"] == 4 * 144  # two clients, 18 numbers of 4 bytes
     assert (trainer.round, ours.best_round, ours.best_model_score) == (4, 0, 0)
@@ -69,7 +62,7 @@ def test_monitors_of_what_the_trainer_counts(tmp_path, every):
     assert trainer.callback_metrics["comm/bytes_up"] == 4 * 144
     with open(trainer.run.metrics) as file:
         rows = list(csv.DictReader(file))
-    assert [row["comm/bytes_up"] for row in rows] == ["", "144.0", "288.0", "432.0", "576.0"]
+    assert [row["comm/bytes_up"] for row in rows] == ["", "144", "288", "432", "576"]
 
 
 @pytest.mark.parametrize("where", ["training_step", "validation_step", "on_validation_epoch_end", "on_train_epoch_end"])

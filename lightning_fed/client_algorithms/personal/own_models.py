@@ -64,9 +64,10 @@ class LocalOnly(_OwnModel):
     """
 
     vectors_down = -1  # not even the model
+    needs_local_buffers = True
 
     def check(self, trainer: Any) -> None:
-        """Refuses other rules than FedAvg, and buffers that the server would average."""
+        """Refuses other rules than FedAvg, and buffers that do not stay with their clients."""
         super().check(trainer)
         aggregator, name = trainer.aggregator, type(trainer.aggregator).__name__
         if type(aggregator) is not FedAvg:

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from torch.optim import LBFGS
 
@@ -110,8 +111,8 @@ class FedBN(PersonalParameters):
 
     Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR
     2021, algorithm 1. Layers are found by their class, whatever their names. The statistics of batch normalisation
-    stay with the client too, which ``aggregator.buffers`` has to say: ``local``. With averaged parameters and
-    ``buffers: local`` it would be SiloBN (Andreux et al., 2020).
+    stay with the client too: ``aggregator.buffers`` is set to ``local``. With averaged parameters and local buffers it
+    would be SiloBN (Andreux et al., 2020).
     """
 
     def __init__(self) -> None:
@@ -123,6 +124,11 @@ class FedBN(PersonalParameters):
         with_statistics = (name for name, part in parts.items() if getattr(part, "running_mean", None) is not None)
         self._with_statistics = next(with_statistics, "")
         yield "in the normalisation layers", _held_by(parts.values(), known)
+
+    @property
+    def needs_local_buffers(self) -> bool:
+        """Whether the layers found have statistics."""
+        return bool(self._with_statistics)
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses a server that shares the statistics of normalisation layers."""
@@ -178,7 +184,7 @@ class FedRep(PersonalParameters):
 
     Args:
         last: How many layers are the head; see ``PersonalParameters``.
-        head_epochs: Of the trainer's local epochs those that train the head, τ; all but the last by default.
+        head_epochs: Of the trainer's local epochs, 2 by default, those that train the head, τ: all but the last.
         head_steps: The same where the trainer counts local steps. In a ``fast_dev_run`` of one step it trains both.
     """
 
@@ -188,6 +194,12 @@ class FedRep(PersonalParameters):
                 expect_count(f"--client.{option}", count, of="FedRep")
         super().__init__(last=last)
         self.head_epochs, self.head_steps = head_epochs, head_steps
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Sets the local epochs if nobody has: those of the head, and one for the body."""
+        if stage == "fit" and not (trainer.options.local_epochs or trainer.local_steps or self.head_steps):
+            trainer.local_epochs = (self.head_epochs or 1) + 1
+            rank_zero_info(f"FedRep sets `--trainer.local_epochs {trainer.local_epochs}`: the last trains the body.")
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses what leaves no step to one of the parts, or cannot hold one of them still."""

@@ -13,13 +13,13 @@ from torch.optim import SGD
 
 from lightning_fed import FederatedError
 from lightning_fed.aggregators import FedAvg
-from lightning_fed.client_algorithms import FedBN, FedPer, FedRep, LGFedAvg, PersonalParameters
+from lightning_fed.client_algorithms import FedBN, FedPer, FedRep, LGFedAvg, LocalOnly, PersonalParameters
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.sampling import Participation, Stragglers, UnequalWork
 from tests.client_algorithms.client_runs import make_data, make_trainer
 from tests.client_algorithms.known_clients import Known, Layered
-from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
+from tests.parts import CLASSES, FEATURES, Classifier, built, federated_data, federated_trainer
 
 PROBLEM = Layered()
 
@@ -148,10 +148,13 @@ def fit(*parts: Any, module: Any = None, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("parts", "options", "sentence"),
     [
-        ([FedBN()], {}, r"`--aggregator.buffers local` for FedBN, .*`net.1` .* got average"),
         ([FedBN(), FedAvg(buffers="keep")], {}, r"`--aggregator.buffers local` for FedBN, .* got keep"),
         ([FedPer(), FedBN()], {}, r"one client algorithm that gives each client a model .* got FedPer and FedBN"),
-        ([FedRep()], {}, r"local_epochs` to leave FedRep .*, got 1, of which 0 .*: raise it, or .*head_epochs`"),
+        (
+            [FedRep()],
+            {"local_epochs": 1},
+            r"local_epochs` to leave FedRep .*, got 1, of which 0 .*: raise it, or",
+        ),
         ([FedRep(head_epochs=3)], {"local_epochs": 3}, r"`--trainer.local_epochs` .*, got 3, of which 3 for the head"),
         ([FedRep(head_epochs=1)], {"local_steps": 3}, r"head_steps` of FedRep .*local_steps`, got .*head_epochs`"),
         ([FedRep(head_steps=1)], {"local_epochs": 3}, r"head_epochs` of FedRep .*local_epochs`, got .*head_steps`"),
@@ -340,3 +343,26 @@ def test_a_hook_that_writes_to_a_personal_part_between_rounds_is_refused() -> No
 
     with pytest.raises(FederatedError, match=r"to leave the parameters of Fits unchanged"):
         fit(FedPer(), Writes())
+
+
+@pytest.mark.parametrize(
+    ("alone", "explicit", "options", "said"),
+    [
+        ([FedBN], [FedBN, lambda: FedAvg(buffers="local")], {}, "FedBN sets `--aggregator.buffers local`"),
+        ([LocalOnly], [LocalOnly, lambda: FedAvg(buffers="local")], {}, "LocalOnly sets `--aggregator.buffers local`"),
+        ([FedRep], [FedRep], {"local_epochs": 2}, "FedRep sets `--trainer.local_epochs 2`"),
+        ([lambda: FedRep(head_epochs=3)], [lambda: FedRep(head_epochs=3)], {"local_epochs": 4}, "local_epochs 4`"),
+    ],
+    ids=["FedBN", "LocalOnly", "FedRep", "FedRep 3"],
+)
+def test_a_method_alone_sets_what_it_needs_and_says_so(alone, explicit, options, said, caplog) -> None:
+    with caplog.at_level("INFO"):
+        found = fit(*(make() for make in alone), module=built(Fits), max_rounds=2)
+    assert said in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        right = fit(*(make() for make in explicit), module=built(Fits), max_rounds=2, **options)
+    assert said not in caplog.text
+    left, other = (trainer.lightning_module.state_dict() for trainer in (found, right))
+    assert all(torch.equal(left[name], value) for name, value in other.items())
+    assert found.totals == right.totals
