@@ -237,7 +237,7 @@ class Engine(ABC):
         if self.state.weights._version != self.written:
             raise FederatedError(
                 f"Expected {what} to leave `trainer.weights` and `trainer.origin` as they are, but it wrote to them: "
-                "write to `trainer.vector.data`, or to `trainer.weights` in `on_after_server_step`."
+                "write to `trainer.vector.data`, or do so in `on_after_server_step`."
             )
 
     def _enter(self, update: Update) -> None:

@@ -118,10 +118,7 @@ def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: 
 
 
 def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], keep: bool = True) -> list[Any]:
-    """Runs ``predict_step`` and returns its results: a list of batches, or a list of such lists for several sets.
-
-    Unless they are to be kept, by the caller or by a writer at the end, the lists are empty.
-    """
+    """Runs ``predict_step``; returns a list of batches, or such a list of each set, empty if nobody is to keep them."""
     module, limit = trainer.lightning_module, trainer.limit_predict_batches
     if limit == 0:
         return []
@@ -177,16 +174,9 @@ def _loaders(trainer: LightningNames, method: str) -> dict[str, Iterable[Any]]:
 
 
 def run_batches(
-    trainer: LightningNames,
-    name: str,
-    loader: Iterable[Any],
-    index: int,
-    num_loaders: int,
-    limit: int | float,
-    recorder: MetricRecorder,
-    hooks: Callable[..., None] | None = None,
-    step: Callable[..., Any] | None = None,
-) -> Iterator[tuple[int, Any]]:
+    trainer: LightningNames, name: str, loader: Iterable[Any], index: int, num_loaders: int, limit: int | float,
+    recorder: MetricRecorder, hooks: Callable[..., None] | None = None, step: Callable[..., Any] | None = None,
+) -> Iterator[tuple[int, Any]]:  # fmt: skip
     """Yields number and output of each batch of one data set; several processes take batches in turn.
 
     If ``hooks`` are given instead of the trainer's, this process takes all batches. ``step`` replaces the module's.

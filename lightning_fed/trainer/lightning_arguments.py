@@ -54,12 +54,8 @@ _THEIRS = signature(Trainer).parameters
 
 
 def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Turns arguments of Lightning's Trainer into ours, prints which change nothing, suggests ``others`` for a typo.
-
-    A value that Lightning has by default, as in a file that its command line printed, is that of an absent argument.
-    """
-    ours: dict[str, Any] = {}
-    refused: list[str] = []
+    """Turns arguments of Lightning's Trainer into ours, prints which change nothing, suggests ``others`` for a typo."""
+    ours, refused = dict[str, Any](), list[str]()
     for name, value in given.items():
         if name in ALIASES:
             if value is not None or name in FLAT_NAMES:  # None in Lightning means its default number
@@ -87,8 +83,7 @@ def _is_one_of(value: Any, known: tuple[Any, ...]) -> bool:
 def make_options(own: Mapping[str, Any], lightning: Mapping[str, Any]) -> TrainerOptions:
     """Returns the options of a constructor, from its ``own`` arguments and those with ``lightning``'s names."""
     default, given = TrainerOptions(), {field.name: own[field.name] for field in fields(TrainerOptions)}
-    nulls = [name for name, value in given.items() if value is None and name in _THEIRS]
-    given |= {name: getattr(default, name) for name in nulls}  # as in Lightning
+    given |= {name: getattr(default, name) for name in _THEIRS if given.get(name, ...) is None}  # as in Lightning
     for name, kind in GROUPS.items():
         given[name] = kind() if given[name] is None else given[name]
         if not isinstance(given[name], kind):

@@ -116,11 +116,12 @@ class RoundLoop:
         trainer.state.stage = RunningStage.TRAINING
         self._seed(at=1)
         cohort = self.cohorts.draw(trainer.round, self.cohort_size)
-        self._note_facts(self.cohorts.facts)
+        self._note(LoggedMetrics(self.cohorts.facts, self.cohorts.facts, {}))
         with recording(self.module, self.recorder):
             self._call("on_train_epoch_start")
             self._call("on_round_start", cohort, module=False)
-            self._note_facts(self._learning_rates())
+            rates = self._learning_rates()
+            self._note(LoggedMetrics(rates, rates, {}))
             update = self.engine.train(cohort)
             self.state.steps_before_round += self.engine.max_steps
             trained = time.perf_counter() - started
@@ -175,16 +176,10 @@ class RoundLoop:
         trainer, options, source = self.trainer, self.options, self.state.source
         sizes, parts = np.asarray(source.sizes), options.participation
         return CohortDraw(
-            trainer.seed,
-            sizes,
-            local_steps(source, options, sizes),
+            trainer.seed, sizes, local_steps(source, options, sizes),
             local_steps(source, replace(options, local_epochs=1, local_steps=None), sizes),
-            trainer.aggregator.min_clients,
-            trainer.sampler,
-            parts.availability,
-            parts.stragglers,
-            parts.work,
-        )
+            trainer.aggregator.min_clients, trainer.sampler, parts.availability, parts.stragglers, parts.work,
+        )  # fmt: skip
 
     @torch.no_grad()
     def _step_server(self, update: ReducedUpdate) -> None:
@@ -242,7 +237,8 @@ class RoundLoop:
         }
         if self.options.tolerance.on_client_error == "skip":
             counts["clients/failed"] = float(len(left_out.failed))
-        self._note_facts({**counts, **totals})
+        counts |= totals
+        self._note(LoggedMetrics(counts, counts, {}))
 
     def _evaluate(self) -> None:
         trainer, options = self.trainer, self.options
@@ -276,10 +272,6 @@ class RoundLoop:
         self.trainer.metrics.update(metrics)
         self.row.update(metrics.logged)
         self.trainer.round_metrics.update({**metrics.logged, **metrics.callback})
-
-    def _note_facts(self, facts: dict[str, float]) -> None:
-        """Adds numbers of the round that no module logs."""
-        self._note(LoggedMetrics(facts, facts, {}))
 
     def _finish_round(self, started: float) -> None:
         """Steps schedules, writes the row and then the checkpoint, so that every finished round has its row."""

@@ -170,10 +170,9 @@ def evaluating(
             if option == "--ckpt_path":
                 restore_data(trainer, checkpoint, weights)
         share_model(trainer.processes, model)
-        loaders = named_loaders(getattr(trainer.datamodule, f"{kind}_dataloader")())
-        vars(trainer)[f"{kind}_loaders"] = loaders
+        method = f"{kind}_dataloader"
+        vars(trainer)[f"{kind}_loaders"] = loaders = named_loaders(getattr(trainer.datamodule, method)())
         if not loaders:
-            method = f"{kind}_dataloader"
             raise FederatedError(f"Expected the datamodule to give data from `{method}`, got none: change `--data`.")
         yield loaders
 
@@ -243,16 +242,24 @@ def _set_up_training(
         restore_state(trainer, checkpoint, source)
 
 
+def _leave_buffers(trainer: LightningNames) -> None:
+    """Leaves buffers with their clients where an algorithm needs that; refuses ``keep``, which is no default."""
+    needs = [type(cb).__name__ for cb in trainer.callbacks if getattr(cb, "needs_local_buffers", False)]
+    if needs and trainer.aggregator.buffers == "keep":
+        raise FederatedError(f"Expected `--aggregator.buffers local` for {needs[0]}, got keep: leave it out.")
+    if needs and trainer.aggregator.buffers == "average":
+        trainer.aggregator.buffers = "local"
+        rank_zero_info(f"{needs[0]} sets `--aggregator.buffers local`: its clients keep their buffers.")
+
+
 def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
     model = trainer.lightning_module
     optimizer = LocalOptimizer(model, restart=trainer.options.local_schedule == "restart")
     with unfrozen(trainer.callbacks, model):
         vector = ParameterVector(model, personal_parameters(trainer.callbacks, model))
     weights = vector.data.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
-    needs = [type(cb).__name__ for cb in trainer.callbacks if getattr(cb, "needs_local_buffers", False)]
-    if needs and trainer.aggregator.buffers == "average" and any(True for _ in model.buffers()):
-        trainer.aggregator.buffers = "local"
-        rank_zero_info(f"{needs[0]} sets `--aggregator.buffers local`: its clients keep their buffers.")
+    if any(True for _ in model.buffers()):
+        _leave_buffers(trainer)
     keeps = trainer.checkpoint_callback is not None
     return TrainState(
         fabric=trainer.fabric,

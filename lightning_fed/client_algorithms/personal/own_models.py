@@ -67,18 +67,12 @@ class LocalOnly(_OwnModel):
     needs_local_buffers = True
 
     def check(self, trainer: Any) -> None:
-        """Refuses other rules than FedAvg, and buffers that do not stay with their clients."""
+        """Refuses other rules than FedAvg."""
         super().check(trainer)
-        aggregator, name = trainer.aggregator, type(trainer.aggregator).__name__
-        if type(aggregator) is not FedAvg:
+        if type(trainer.aggregator) is not FedAvg:
             raise FederatedError(
-                f"Expected the aggregator FedAvg for LocalOnly, whose clients send nothing, got {name}: leave out "
-                "`--aggregator`."
-            )
-        if aggregator.buffers != "local" and trainer.buffers.values:
-            raise FederatedError(
-                f"Expected `--aggregator.buffers local` for LocalOnly, whose clients share nothing, got "
-                f"{aggregator.buffers} for a model with buffers."
+                "Expected the aggregator FedAvg for LocalOnly, whose clients send nothing, got "
+                f"{type(trainer.aggregator).__name__}: leave out `--aggregator`."
             )
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:

@@ -117,27 +117,12 @@ class FedBN(PersonalParameters):
 
     def __init__(self) -> None:
         super().__init__()
-        self._with_statistics = ""
+        self.needs_local_buffers = False
 
     def _find(self, module: nn.Module, known: frozenset[int]) -> Iterator[tuple[str, set[int]]]:
-        parts = {name: p for name, p in module.named_modules() if isinstance(p, _NORMS)}
-        with_statistics = (name for name, part in parts.items() if getattr(part, "running_mean", None) is not None)
-        self._with_statistics = next(with_statistics, "")
-        yield "in the normalisation layers", _held_by(parts.values(), known)
-
-    @property
-    def needs_local_buffers(self) -> bool:
-        """Whether the layers found have statistics."""
-        return bool(self._with_statistics)
-
-    def check(self, trainer: TrainerLike) -> None:
-        """Refuses a server that shares the statistics of normalisation layers."""
-        super().check(trainer)
-        if self._with_statistics and trainer.aggregator.buffers != "local":
-            raise FederatedError(
-                f"Expected `--aggregator.buffers local` for FedBN, where the statistics of "
-                f"`{self._with_statistics}` belong to its client as its weights do, got {trainer.aggregator.buffers}."
-            )
+        parts = [part for part in module.modules() if isinstance(part, _NORMS)]
+        self.needs_local_buffers = any(getattr(part, "running_mean", None) is not None for part in parts)
+        yield "in the normalisation layers", _held_by(parts, known)
 
 
 class FedPer(PersonalParameters):

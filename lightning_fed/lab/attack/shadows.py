@@ -77,7 +77,7 @@ def read_outputs(
         found = trainer.predict(module, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint))
     finally:
         del vars(data)["predict_dataloader"], vars(module)["predict_step"]
-    sides = [[torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in found]
+    sides = [[torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in found or ()]
     count = min(*(len(labels) for _, labels in sides), draw.samples or 2**63)
     if count < 2:
         raise FederatedError(f"Expected at least two training samples and two test samples to compare, got {count}.")

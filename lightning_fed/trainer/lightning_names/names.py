@@ -287,14 +287,10 @@ class LightningNames:
     val_dataloaders: Any = derived(_given("val"), "What ``val_dataloader`` of the data returned.")
     test_dataloaders: Any = derived(_given("test"), "What ``test_dataloader`` of the data returned.")
     predict_dataloaders: Any = derived(_given("predict"), "What ``predict_dataloader`` of the data returned.")
-    num_val_batches: list[int | float] = derived(
-        _counted("val"), "Batches evaluated of each validation set; infinity if unknown."
-    )
+    num_val_batches: list[int | float] = derived(_counted("val"), "Batches evaluated of each; infinity if unknown.")
     num_test_batches: list[int | float] = derived(_counted("test"), "Batches evaluated of each test set.")
     num_predict_batches: list[int | float] = derived(_counted("predict"), "Batches of each prediction set.")
-    num_sanity_val_batches: list[int | float] = derived(
-        lambda self: [0] * len(self.val_loaders), "Always 0 for each validation set: round 0 evaluates everything."
-    )
+    num_sanity_val_batches: list[int | float] = derived(lambda self: [0] * len(self.val_loaders), "Always 0.")
     ckpt_path: str | None = forwarded("books.ckpt_path", "The checkpoint that the last call resumed from or evaluated.")
     received_sigterm: bool = derived(
         lambda self: self.books.interrupted == signal.SIGTERM, "Whether SIGTERM ended the last call early."

@@ -148,7 +148,7 @@ def fit(*parts: Any, module: Any = None, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("parts", "options", "sentence"),
     [
-        ([FedBN(), FedAvg(buffers="keep")], {}, r"`--aggregator.buffers local` for FedBN, .* got keep"),
+        ([FedBN(), FedAvg(buffers="keep")], {}, r"`--aggregator.buffers local` for FedBN, got keep"),
         ([FedPer(), FedBN()], {}, r"one client algorithm that gives each client a model .* got FedPer and FedBN"),
         (
             [FedRep()],
