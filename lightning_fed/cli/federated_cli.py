@@ -44,7 +44,9 @@ from lightning_fed.trainer.bookkeeping import going_on
 __all__ = ["FederatedCLI"]
 
 _LARGEST_SEED = 2**32 - 1
-_NOT_OF_THE_EXPERIMENT = ("config", "ckpt_path", "verbose", "output", "link_data")
+_NOT_OF_THE_EXPERIMENT = (
+    "config", "ckpt_path", "weights_only", "return_predictions", "verbose", "output", "link_data"
+)  # fmt: skip
 # Left out of the experiment if not given, so that runs from before these options existed are found again.
 _OPTIMIZATION = ("optimizer", "lr_scheduler")
 
