@@ -93,13 +93,11 @@ class SignAgreement(Mask):
             self.needs = Need.WEIGHTED_SIGN_SUM | Need.MEAN  # the mask gets the dtype of the mean
 
     def compute(self, update: ReducedUpdate) -> Tensor:
-        """Computes m from the sum of the votes and their number."""
         votes, count = self._count(update)
         mask = sign_agreement_mask(votes, count, self.threshold, self.binary, self.comparison)
         return mask if self.votes == "equal" else mask.to(update.mean.dtype)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
-        """Returns the mean of the mask and the share of coordinates whose agreement does not reach τ."""
         votes, count = self._count(update)
         below = votes.abs() < vote_threshold(self.threshold, count, self.comparison)
         return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
@@ -132,11 +130,9 @@ class MagnitudeAgreement(Mask):
         self.binary = binary
 
     def compute(self, update: ReducedUpdate) -> Tensor:
-        """Computes m from Σ δ_i and Σ |δ_i|."""
         return magnitude_agreement_mask(update.sum, update.abs_sum, self.threshold, self.binary)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
-        """Returns the mean of the mask and the share of coordinates whose agreement is below τ."""
         below = magnitude_agreement(update.sum, update.abs_sum) < self.threshold
         return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
 
@@ -163,7 +159,6 @@ class SANDMask(Mask):
         self.k = k
 
     def compute(self, update: ReducedUpdate) -> Tensor:
-        """Computes m from Σ sign(δ_i), the variance, n and the sizes given to ``prepare``."""
         return sand_mask(update.sign_sum, update.variance, update.num_clients, self.threshold, self.k, self.sizes)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
@@ -185,13 +180,11 @@ class _MaskOfAnother(Mask):
         self.needs = mask.needs
 
     def prepare(self, sizes: Sequence[int]) -> None:
-        """Prepares the inner mask, too."""
         super().prepare(sizes)
         self.mask.seed = self.seed
         self.mask.prepare(sizes)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
-        """Returns the scalars of the inner mask, computed with the mask that is used."""
         return self.mask.diagnose(update, mask)
 
 
@@ -215,7 +208,6 @@ class MaskControl(_MaskOfAnother):
         self.keep = keep
 
     def compute(self, update: ReducedUpdate) -> Tensor:
-        """Computes m, or m' for ``values``."""
         mask = self.mask.compute(update)
         if self.keep != "values":
             return mask
@@ -224,7 +216,6 @@ class MaskControl(_MaskOfAnother):
         return torch.cat([part[torch.from_numpy(draw.permutation(len(part))).to(part.device)] for part in parts])
 
     def over(self, step: Tensor, mask: Tensor) -> Tensor:
-        """Applies to a step what is kept of the mask."""
         masked = self.mask.over(step, mask)
         if self.keep == "values":
             return masked
@@ -252,10 +243,8 @@ class DelayedMask(_MaskOfAnother):
         self.rounds = rounds
 
     def compute(self, update: ReducedUpdate) -> Tensor:
-        """Computes m, or ones during the delay."""
         mask = self.mask.compute(update)
         return torch.ones_like(mask) if update.round <= self.rounds else mask
 
     def over(self, step: Tensor, mask: Tensor) -> Tensor:
-        """Applies the inner mask to a step."""
         return self.mask.over(step, mask)

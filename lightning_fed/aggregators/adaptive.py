@@ -51,7 +51,6 @@ class FedAdagrad(AdaptiveAggregator):
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns Δ / (√v + ε), shape (d,)."""
         step, self.vectors["v"] = fedadagrad_step(update.mean, self.recall_v(update.mean), self.epsilon)
         return step
 
@@ -88,7 +87,6 @@ class FedAdam(MomentAggregator):
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns z / (√v + ε), shape (d,)."""
         return self.apply_rule(fedadam_step, update)
 
 
@@ -100,5 +98,4 @@ class FedYogi(MomentAggregator):
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns z / (√v + ε), shape (d,)."""
         return self.apply_rule(fedyogi_step, update)

@@ -110,7 +110,6 @@ class Aggregator(FederatedCallback, ABC):
         return {}
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the client's gradient at w, if the rule uses gradients at the start of training."""
         return "client" if self.all_needs & Need.ANY_GRADIENT and self.gradient_at == "start" else "none"
 
     @property
@@ -176,7 +175,6 @@ class StatefulAggregator(Aggregator):
         self.vectors: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Resets the state of an earlier ``fit``."""
         if stage == "fit":
             self.vectors = {}
 
@@ -192,9 +190,7 @@ class StatefulAggregator(Aggregator):
         return torch.full_like(like, initial) if kept is None else kept.to(like)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns copies of the vectors."""
         return {name: vector.clone() for name, vector in self.vectors.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
         self.vectors = dict(state_dict)

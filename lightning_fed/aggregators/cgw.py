@@ -64,7 +64,6 @@ class CGW(Aggregator):
         return {"cgw_weight": weights, "cgw_product": products, "cgw_sign": weights.sign()}
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Steps ``trainer.weights`` in place and logs how many clients got a negative or a zero weight."""
         super().step(trainer, pl_module, update)
         weights = self.corrective_weights
         if len(weights):

@@ -48,7 +48,6 @@ class SignMajority(Aggregator):
         super().__init__(lr=lr, **kwargs)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns sign(Σ sign(δ_i)), shape (d,)."""
         return update.sign_sum.sign()
 
 
@@ -74,7 +73,6 @@ class TIES(Aggregator):
         self.keep = keep
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns the mean over the clients of the elected sign, shape (d,)."""
         return ties_mean(update.updates, self.keep)
 
 
@@ -101,14 +99,12 @@ class CombiningAggregator(Aggregator):
         """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns Σ c_i δ_i, shape (d,)."""
         rows, shares = update.updates, update.weights.numpy()
         gram = gram_matrix(rows).cpu().double().numpy()  # copied once: the code below reads single numbers
         self.step_weights = torch.from_numpy(self.combine(gram, shares, update.round))
         return combine_rows(rows, self.step_weights.to(rows.device, wide_dtype(rows))).to(rows.dtype)
 
     def client_figures(self) -> dict[str, Tensor]:
-        """Returns c_i of the last round."""
         return {"step_weight": self.step_weights}
 
 
@@ -121,12 +117,10 @@ class PCGrad(CombiningAggregator):
     """
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Steps ``trainer.weights`` in place; the orders are drawn from the run's seed."""
         self._seed = trainer.seed
         super().step(trainer, pl_module, update)
 
     def combine(self, gram: Array, shares: Array, round: int) -> Array:
-        """Returns the weights of Σ p_i g_i."""
         others = np.array([np.delete(np.arange(len(gram)), i) for i in range(len(gram))])
         draw = numpy_generator_for(self._seed, Purpose.SERVER, round)
         return pcgrad_weights(gram, shares, draw.permuted(others, axis=1))
@@ -164,12 +158,10 @@ class FedFV(CombiningAggregator):
         self.former: dict[int, tuple[int, Tensor]] = {}  # round and update of each client of the last τ rounds, by id
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets the updates of an earlier ``fit``."""
         if stage == "fit":
             self.former = {}
 
     def combine(self, gram: Array, shares: Array, round: int) -> Array:
-        """Returns the weights of Σ p_i g_i."""
         self._square, self._lengths = square_of_sum(gram, shares), np.sqrt(gram.diagonal())  # ‖Δ‖², ‖δ_i‖
         return fedfv_weights(gram, shares, self._losses, self.alpha, self._ranks)
 
@@ -197,11 +189,9 @@ class FedFV(CombiningAggregator):
             self.former = {client: kept for client, kept in self.former.items() if kept[0] > update.round - self.tau}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the updates kept, by client, with their rounds."""
         return {"former": {client: (at, row.clone()) for client, (at, row) in self.former.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
         self.former = dict(state_dict["former"])
 
 
@@ -224,7 +214,6 @@ class FedMGDA(CombiningAggregator):
         self.epsilon = epsilon
 
     def combine(self, gram: Array, shares: Array, round: int) -> Array:
-        """Returns λ_i / ‖δ_i‖, 0 for an update of 0."""
         return mgda_weights(gram, shares, self.epsilon)
 
 
@@ -246,5 +235,4 @@ class FedOMG(CombiningAggregator):
         self.kappa = kappa
 
     def combine(self, gram: Array, shares: Array, round: int) -> Array:
-        """Returns the weights of Δ + κ ‖Δ‖ g_γ / ‖g_γ‖."""
         return cagrad_weights(gram, shares, self.kappa)

@@ -47,7 +47,6 @@ class LossWeightingAggregator(Aggregator):
         """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns Σ c_i δ_i, shape (d,)."""
         rows = update.updates
         squares = torch.stack([torch.linalg.vector_norm(row, dtype=wide_dtype(rows)).square() for row in rows])
         weights = self.combine(update.losses.numpy(), squares.cpu().double().numpy(), update.weights.numpy())
@@ -55,7 +54,6 @@ class LossWeightingAggregator(Aggregator):
         return combine_rows(rows, self.step_weights.to(rows.device, wide_dtype(rows))).to(rows.dtype)
 
     def client_figures(self) -> dict[str, Tensor]:
-        """Returns c_i of the last round."""
         return {"step_weight": self.step_weights}
 
 
@@ -88,7 +86,6 @@ class QFedAvg(LossWeightingAggregator):
         self._rate = 0.0
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Reads the clients' learning rate, if L depends on it."""
         if self.lipschitz is None:
             self._rate = float(trainer.optimizers[0].param_groups[0]["lr"])
             if not self._rate > 0:
@@ -98,7 +95,6 @@ class QFedAvg(LossWeightingAggregator):
                 )
 
     def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
-        """Returns p_i f_i^q L over the sum in the denominator; see ``qfedavg_weights``."""
         if losses.min() < 0:
             raise FederatedError(
                 f"Expected losses of at least 0 for QFedAvg, which raises them to the power `--aggregator.q`, got "
@@ -125,7 +121,6 @@ class TERM(LossWeightingAggregator):
         self.t = t
 
     def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
-        """Returns p_i e^{t f_i} over their sum."""
         return term_weights(losses, shares, self.t)
 
 
@@ -150,7 +145,6 @@ class AFL(StatefulAggregator):
         self.gamma, self._whole = gamma, 0.0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets λ of an earlier ``fit``."""
         super().setup(trainer, pl_module, stage)
         self._whole = 0.0
 
@@ -180,7 +174,6 @@ class AFL(StatefulAggregator):
         return float(self.mixture[client.id]) * self._whole
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns Σ λ_i δ_i, shape (d,), and moves λ for the next round."""
         assert self.mixture is not None
         point = self.mixture.clone()
         point[[client.id for client in update.clients]] += self.gamma * update.losses
@@ -233,11 +226,9 @@ class FedDGGA(StatefulAggregator):
         self._stepped = False
 
     def client_weight(self, client: Client) -> float:
-        """Returns a_i."""
         return super().client_weight(client) if self.adjusted is None else float(self.adjusted[client.id])
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns Σ a_i δ_i, shape (d,)."""
         self._stepped = True
         return update.mean
 

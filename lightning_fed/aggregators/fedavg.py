@@ -19,7 +19,6 @@ class FedAvg(Aggregator):
     """
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns Δ = Σ p_i δ_i, shape (d,)."""
         return update.mean
 
 
@@ -41,5 +40,4 @@ class FedNova(Aggregator):
             optimizer_distance(optimizer, [])
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns (Σ p_i a_i) Σ p_i δ_i / a_i, shape (d,)."""
         return update.normalized_mean * update.mean_distance

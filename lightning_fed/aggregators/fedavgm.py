@@ -30,7 +30,6 @@ class FedAvgM(StatefulAggregator):
         self.beta = beta
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns m, shape (d,)."""
         momentum = self.recall("momentum", update.mean)
         step, self.vectors["momentum"] = fedavgm_step(update.mean, momentum, self.beta)
         return step
@@ -54,7 +53,6 @@ class FedACG(FedAvgM):
         super().__init__(beta, **kwargs)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Computes η_g β m."""
         known = self.beta and self.vectors
         self.ahead = self.recall("momentum", trainer.weights) * (self.lr * self.beta) if known else None
 

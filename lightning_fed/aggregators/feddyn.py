@@ -38,7 +38,6 @@ class FedDynServer(StatefulAggregator):
         self.alpha = alpha
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Warns if no client algorithm is the clients' half."""
         halves = [getattr(callback, "server_half", None) for callback in trainer.callbacks]
         if not any(half is not None and isinstance(self, half) for half in halves):
             rank_zero_warn(
@@ -61,7 +60,6 @@ class FedDynServer(StatefulAggregator):
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "alpha"})
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns (1/n) Σ δ_i - h/α, shape (d,)."""
         step, self.vectors["h"] = feddyn_step(
             update.mean, self.recall("h", update.mean), self.alpha, update.num_clients, update.num_registered
         )

@@ -47,16 +47,13 @@ class FedExP(StatefulAggregator):
         self.epsilon, self.evaluate = epsilon, evaluate
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Starts the sum of squares."""
         self._squares = trainer.weights.new_zeros((), dtype=wide_dtype(trainer.weights))
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Adds ‖δ_i‖², weighted."""
         length = torch.linalg.vector_norm(update.delta, dtype=self._squares.dtype)
         self._squares.add_(length.square(), alpha=update.weight)
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Steps ``trainer.weights`` in place, and logs the factor as ``fedexp/factor``."""
         total = sum(self.client_weight(client) for client in update.clients)
         self._squares = trainer.reduce_sum(self._squares) / total
         if self.evaluate == "mean_of_two":
@@ -65,7 +62,6 @@ class FedExP(StatefulAggregator):
         pl_module.log("fedexp/factor", self._factor)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns max(1, Σ p_i ‖δ_i‖² / (2 (‖Δ‖² + ε))) Δ, shape (d,)."""
         self._factor = fedexp_factor(update.mean, self._squares, self.epsilon)
         return update.mean * self._factor.to(update.mean.dtype)
 

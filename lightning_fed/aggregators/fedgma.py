@@ -63,11 +63,9 @@ class FedGMA(Aggregator):
         self._agreed: Tensor | None = None
 
     def client_weight(self, client: Client) -> float:
-        """Returns the weight of a client before normalisation: s_i, 1 or 1 / s_i."""
         return 1 / client.num_samples if self.weighting == "inverse" else super().client_weight(client)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Forgets the votes of the last round."""
         self._votes = None
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
@@ -86,7 +84,6 @@ class FedGMA(Aggregator):
         return torch.sub(update.mean, mask * update.gradient_mean, alpha=self.server_lr / self.lr)
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Steps ``trainer.weights`` in place and logs the share of coordinates on which enough clients agree."""
         if self.p_means == "prose":
             none = torch.zeros_like(trainer.weights)  # a process without a client has counted nothing
             self._votes = trainer.reduce_sum(none if self._votes is None else self._votes)

@@ -42,7 +42,6 @@ class CoordinateMedian(RobustMean):
     mask_refusal = "each coordinate of a median already follows the majority of the clients"
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns the coordinate-wise median, shape (d,)."""
         return coordinate_median(update.updates)
 
 
@@ -67,11 +66,9 @@ class TrimmedMean(RobustMean):
         self.min_clients = 2 * trim + 1
 
     def check_cohort(self, num_clients: int) -> None:
-        """Refuses a round of 2k clients or fewer."""
         check_trim(num_clients, self.trim)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns the trimmed mean, shape (d,)."""
         return trimmed_mean(update.updates, self.trim)
 
 
@@ -101,11 +98,9 @@ class MultiKrum(RobustMean):
         self.min_clients = max(2 * num_corrupted + 3, num_selected or 1)
 
     def check_cohort(self, num_clients: int) -> None:
-        """Refuses a round of fewer than 2f + 3 or m clients."""
         check_krum(num_clients, self.num_corrupted, self.num_selected)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns the mean of the selected updates, shape (d,)."""
         count = update.num_clients - self.num_corrupted if self.num_selected is None else self.num_selected
         rows = krum_select(update.updates, self.num_corrupted, count)
         return update.updates[rows.sort().values].mean(dim=0)  # summed in the order of client ids
@@ -149,11 +144,9 @@ class Bulyan(RobustMean):
         self.min_clients = 4 * num_corrupted + 3
 
     def check_cohort(self, num_clients: int) -> None:
-        """Refuses a round of fewer than 4f + 3 clients."""
         check_bulyan(num_clients, self.num_corrupted)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns the mean near the median of the picked updates, shape (d,)."""
         return bulyan(update.updates, self.num_corrupted)
 
 
@@ -182,5 +175,4 @@ class GeometricMedian(RobustMean):
         self.smoothing = smoothing
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns the geometric median with the weights p_i, shape (d,)."""
         return geometric_median(update.updates, update.weights, self.iterations, self.tolerance, self.smoothing)

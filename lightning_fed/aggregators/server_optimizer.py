@@ -40,7 +40,6 @@ class ServerOptimizer(Aggregator):
         self._saved: dict[str, Any] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets the optimizer of an earlier ``fit``."""
         if stage == "fit":
             self._forget()
 
@@ -49,12 +48,10 @@ class ServerOptimizer(Aggregator):
         self._start_from(trainer.weights)
 
     def step(self, trainer: Any, pl_module: Any, update: ReducedUpdate) -> None:
-        """Steps ``trainer.weights`` in place, by the optimizer and then the mask."""
         self._start_from(trainer.weights)
         super().step(trainer, pl_module, update)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        """Returns w_new - w, shape (d,)."""
         assert self._optimizer is not None
         self._point.grad = -update.mean
         self._optimizer.step()
@@ -102,7 +99,6 @@ class ServerOptimizer(Aggregator):
         self._saved = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the optimizer's state and the options that it was made with."""
         if self._optimizer is None:
             return {}
         return {"optimizer": deepcopy(self._optimizer.state_dict()), "built": dict(self._built)}

@@ -53,7 +53,6 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         return None if self.best_score is None else torch.tensor(self.best_score)
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Starts each ``fit`` without a best value."""
         if stage == "fit":
             self._forget()
 
@@ -120,10 +119,8 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the best value so far."""
         return {"monitor": self._watched, "mode": self._mode, "best": self.best_score, "round": self.best_round}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
         self._watched, self._mode = state_dict["monitor"], state_dict["mode"]
         self.best_score, self.best_round = state_dict["best"], state_dict["round"]

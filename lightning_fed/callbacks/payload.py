@@ -29,7 +29,6 @@ class Payload(FederatedCallback):
         """The client's half: edits ``update.delta`` in place, and sets ``update.bytes_up`` if its size changes."""
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Runs the client's half."""
         self.encode(trainer, pl_module, update)
 
     def decode(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:

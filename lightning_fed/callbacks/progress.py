@@ -37,7 +37,6 @@ class FederatedProgressBar(FederatedCallback):
         self._left_out = self._missing = 0
 
     def on_fit_start(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # the trainer is ours
-        """Resets the count of clients left out."""
         self._left_out = 0
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
@@ -60,16 +59,13 @@ class FederatedProgressBar(FederatedCallback):
             self._clients = bar(desc="Clients", unit="client", leave=False, mininterval=_TICK_S)
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Counts a client."""
         if self._clients is not None:
             self._clients.update()
 
     def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Notes how many of the drawn clients entered the round."""
         self._missing -= update.num_clients
 
     def on_train_epoch_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # the trainer is ours
-        """Counts a round and shows the newest values."""
         self._left_out += self._missing
         if self._rounds is not None:
             shown = {name: f"{value:.4g}" for name, value in _metrics(trainer).items()}

@@ -93,7 +93,6 @@ class StockCallbacks(FederatedCallback):
             callback.setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Starts WeightAveraging from the model that the run starts with."""
         for callback in _of(trainer, "LearningRateMonitor"):
             callback.on_train_start(self._monitoring(trainer, pl_module))
         for callback in _of(trainer, "WeightAveraging"):
@@ -101,7 +100,6 @@ class StockCallbacks(FederatedCallback):
                 callback._average_model.module.load_state_dict(pl_module.state_dict())
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Lets finetuning unfreeze weights, and monitors log what they log at a batch or an epoch."""
         view = self._monitoring(trainer, pl_module)
         for callback in _of(trainer, "BaseFinetuning"):
             callback.on_train_epoch_start(view, pl_module)
@@ -112,7 +110,6 @@ class StockCallbacks(FederatedCallback):
             callback.on_train_batch_start(view, pl_module, None, 0)
 
     def on_after_server_step(self, trainer: Any, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Adds the new global model to WeightAveraging's average."""
         view = self._monitoring(trainer, pl_module)
         for callback in _of(trainer, "WeightAveraging"):
             callback.on_train_batch_end(view, pl_module, None, None, 0)

@@ -39,7 +39,6 @@ class _DataCLI(FederatedCLI):
         super().__init__(words, run=False, parser_class=_DataParser, parser_kwargs={**parser, "default_env": True})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the options of ``fit`` and ``--output``."""
         super().add_arguments_to_parser(parser)
         parser.add_method_arguments(FederatedTrainer, "fit", skip=set(self.subcommands()["fit"]))
         parser.add_argument("--output", type=str | None, default=None, help="Folder for pictures (default: data-NAME).")

@@ -147,7 +147,6 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Returns the commands that need a trainer, and the arguments of its methods that the CLI fills in."""
         evaluations = {name: {"model", "datamodule", "dataloaders"} for name in ("validate", "test", "predict")}
         return {"fit": {"model", "datamodule", "train_dataloaders", "val_dataloaders"}, **evaluations}
 

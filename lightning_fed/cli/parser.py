@@ -128,7 +128,6 @@ class FederatedArgumentParser(LightningArgumentParser):
         return added
 
     def add_function_arguments(self, *args: Any, linked_to_data: bool = False, **kwargs: Any) -> list[str]:
-        """Does the same for a function that makes a model or a backbone."""
         added: list[str] = super().add_function_arguments(*args, **kwargs)
         if linked_to_data:
             leave_to_the_data(self)

@@ -124,5 +124,4 @@ class ClientAlgorithm(FederatedCallback):
         return kept if self.lanes is None else kept[self.lanes[1]]
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Frees the vectors."""
         self.__dict__.pop("_vectors", None)

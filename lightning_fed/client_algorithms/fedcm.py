@@ -30,7 +30,6 @@ class MomentumAlgorithm(ClientAlgorithm, ABC):
     momentum: Tensor | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets m of a former ``fit``."""
         if stage == "fit":
             self.momentum = None
 
@@ -57,11 +56,9 @@ class MomentumAlgorithm(ClientAlgorithm, ABC):
         return trainer.reduce_sum(self._sum.close()).div_(sum(map(trainer.update_weight, update.clients)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns m."""
         return {} if self.momentum is None else {"momentum": self.momentum.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
         self.momentum = state_dict.get("momentum")
 
 
@@ -93,7 +90,6 @@ class FedCM(MomentumAlgorithm):
         optimizer_distance(trainer.optimizers[0], [], asked_by="--client")
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
-        """Scales the gradient, then adds the momentum."""
         self.mix(trainer, self.alpha, 1 - self.alpha)
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:

@@ -30,11 +30,9 @@ class FedDyn(ClientAlgorithm):
 
     @property
     def pull(self) -> float:
-        """Returns α."""
         return self._alpha
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses a run without the server's half."""
         super().check(trainer)
         if not isinstance(trainer.aggregator, FedDynServer):
             raise FederatedError(
@@ -44,11 +42,9 @@ class FedDyn(ClientAlgorithm):
         self._alpha = trainer.aggregator.alpha
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Fetches h_i."""
         trainer.client_states.recall("FedDyn", client.id, self.scratch("own", trainer.weights))
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # the trainer is ours
-        """Adds α (w_i - w) - h_i."""
         own = self.scratch("own", trainer.weights)
         term = difference(trainer.vector.data, trainer.origin, self.scratch("term", own))
         trainer.vector.add_to_gradient(term.mul_(self._alpha).sub_(own))

@@ -57,7 +57,6 @@ class FedGA(ClientAlgorithm):
         self.beta, self.form, self.measure_from = beta, form, measure_from
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the cohort's gradients at w."""
         return "cohort"
 
     def beta_at(self, round: int) -> float:
@@ -71,7 +70,6 @@ class FedGA(ClientAlgorithm):
         return difference(start.mean, start.gradient, out).mul_(self.beta_at(client.round))
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Displaces the start, or the point where every gradient is computed."""
         shift = self.shift(trainer, client, self.scratch("shift", trainer.weights))
         self._global = None if self.form == "step" or _reads_weights(trainer) else trainer.origin
         if self._global is None:
@@ -81,7 +79,6 @@ class FedGA(ClientAlgorithm):
         trainer.origin = self.scratch("start", trainer.vector.data).copy_(trainer.vector.data)
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Measures the update from the global model, if ``measure_from`` says so."""
         if self.measure_from == "displaced" or self.form == "step":
             return
         if self._global is None:  # the start was not displaced, because the optimizer reads the weights
@@ -90,7 +87,6 @@ class FedGA(ClientAlgorithm):
             update.delta.add_(self.scratch("start", trainer.vector.data)).sub_(self._global)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Frees the vectors."""
         super().teardown(trainer, pl_module, stage)
         self.__dict__.pop("_global", None)
 

@@ -30,11 +30,9 @@ class FedProx(ClientAlgorithm):
 
     @property
     def pull(self) -> float:
-        """Returns μ."""
         return self.mu
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # the trainer is ours
-        """Adds the proximal term."""
         if self.mu > 0:
             term = difference(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))
             trainer.vector.add_to_gradient(term, alpha=self.mu)

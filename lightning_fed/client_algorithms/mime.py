@@ -30,15 +30,12 @@ class MimeLite(MomentumAlgorithm):
         self.sends_gradient, self.vectors_down = beta > 0, int(beta > 0)
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the client's gradient at w, unless m is not used."""
         return "client" if self.beta else "none"
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
-        """Scales the gradient, then adds the momentum."""
         self.mix(trainer, 1 - self.beta, self.beta)
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Adds ∇f_i(w), weighted."""
         if self.beta:
             self._sum.add(trainer.start_gradients.gradient, trainer.update_weight(update.client))
 

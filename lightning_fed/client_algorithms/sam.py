@@ -31,7 +31,6 @@ class FedSAM(ClientAlgorithm):
         self.rho, self.takes_second_gradient = rho, rho > 0
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
-        """Replaces the gradient."""
         if not self.rho:
             return
         vector, point = trainer.vector, self.scratch("point", trainer.weights)

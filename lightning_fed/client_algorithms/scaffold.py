@@ -25,13 +25,11 @@ class _Corrected(ClientAlgorithm):
     adds_linear_term = True
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses a second algorithm that adds a linear term of the client's own."""
         super().check(trainer)
         why = "as both add a client's own linear term and each would mistake the other's for a gradient"
         self.expect_no_linear_term(trainer, why)
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # the trainer is ours
-        """Adds the correction."""
         trainer.vector.add_to_gradient(self.scratch("correction", trainer.weights))
 
 
@@ -61,12 +59,10 @@ class SCAFFOLD(_Corrected):
         self.control: Tensor | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets c of an earlier ``fit``."""
         if stage == "fit":
             self.control = None
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the client's gradient at w under option I."""
         return "client" if self.option == "I" else "none"
 
     def check(self, trainer: TrainerLike) -> None:
@@ -86,14 +82,12 @@ class SCAFFOLD(_Corrected):
         self._change = LongSum(torch.zeros_like(self.control))
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Computes c - c_i."""
         assert self.control is not None
         own = self.scratch("own", trainer.weights)
         trainer.client_states.recall("SCAFFOLD", client.id, own)
         torch.sub(self.control, own, out=self.scratch("correction", own))
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Replaces c_i and adds its change to the change of c."""
         own, correction = self.scratch("own", trainer.weights), self.scratch("correction", trainer.weights)
         new = self.scratch("new", own)
         if self.option == "I":
@@ -106,7 +100,6 @@ class SCAFFOLD(_Corrected):
         self._change.add(new.sub_(own), share)
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Adds the round's change, summed over all processes, to c."""
         assert self.control is not None
         self.control.add_(trainer.reduce_sum(self._change.close()))
 
@@ -115,7 +108,6 @@ class SCAFFOLD(_Corrected):
         return {} if self.control is None else {"control": self.control.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
         self.control = state_dict["control"]
 
 
@@ -128,10 +120,8 @@ class StatelessSCAFFOLD(_Corrected):
     """
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the cohort's gradients at w."""
         return "cohort"
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Computes c - c_i."""
         start = trainer.start_gradients
         difference(start.mean, start.gradient, self.scratch("correction", trainer.weights))

@@ -94,12 +94,10 @@ class LinearScaling(GradAlign):
             )
 
     def shift(self, trainer: TrainerLike, client: Client, out: Tensor) -> Tensor:
-        """Computes (η/2) Σ_{j≠i} g_j, shape (d,)."""
         start, lr = trainer.start_gradients, float(trainer.optimizers[0].param_groups[0]["lr"])
         return linear_scaling_shift(start.mean, start.gradient, len(start.clients), lr, out)
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Scales the update by the number of clients."""
         update.delta.mul_(len(trainer.start_gradients.clients))
 
     def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:

@@ -45,7 +45,6 @@ class SharedReducer(RoundReducer):
         return list(zip(self._clients, self._weights, self._distances, losses, strict=True))
 
     def reduce(self, round: int) -> ReducedUpdate:
-        """Closes the round over all processes."""
         entries = sorted((entry for part in self.everyone for entry in part), key=lambda entry: entry[0].id)
         if not entries:
             return super().reduce(round)

@@ -63,11 +63,9 @@ class ClientsStrategy(DDPStrategy):
         self._backward_sync_control = None
 
     def setup_module(self, module: Module) -> Module:  # type: ignore[override]  # Fabric's wraps it
-        """Returns the module as it is."""
         return module
 
     def setup_environment(self) -> None:
-        """Waits for all processes."""
         launcher: Any = self._launcher  # made below
         launcher.expect_all_within(self.silence_s)
         super().setup_environment()
@@ -99,24 +97,19 @@ class ClientsStrategy(DDPStrategy):
         _init_dist_connection(environment, self._process_group_backend, **options)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Waits for all processes."""
         self.processes.exchange(None, "barrier")
 
     def broadcast(self, obj: _T, src: int = 0) -> _T:
-        """Returns the object of one process on all processes."""
         return self.processes.exchange(obj, "broadcast")[src]
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Returns whether the decision is true on all processes, or on any."""
         return (builtins.all if all else any)(self.processes.exchange(bool(decision), "decision"))
 
     def all_reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
-        """Reduces a tensor over the processes, in place."""
         self.processes.exchange(None, "all_reduce")
         return super().all_reduce(tensor, group, reduce_op)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Stacks the tensors of all processes."""
         self.processes.exchange(None, "all_gather")
         return super().all_gather(tensor, group, sync_grads)
 
@@ -149,7 +142,6 @@ class _Launcher(_SubprocessScriptLauncher):
         self.joined = threading.Event()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Starts the processes of this node and calls a function in this one."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[_PARENT] = str(os.getpid())

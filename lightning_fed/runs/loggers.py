@@ -48,17 +48,14 @@ class RoundCSVLogger(Logger):
 
     @property
     def name(self) -> str:
-        """``csv``."""
         return "csv"
 
     @property
     def version(self) -> str:
-        """The name of the run's folder."""
         return self.path.parent.name
 
     @property
     def log_dir(self) -> str:
-        """The run's folder."""
         return str(self.path.parent)
 
     root_dir = save_dir = log_dir
@@ -257,7 +254,6 @@ class RoundWandbLogger(WandbLogger):
                 rank_zero_warn(f"W&B: the run goes on without it, as {why}; metrics.csv has the numbers.")
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Records the config."""
         if self._experiment is None:
             self._waiting.append(partial(self.log_hyperparams, params))
         elif not self._lost:

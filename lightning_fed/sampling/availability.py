@@ -91,7 +91,6 @@ class TraceAvailability(Availability):
         self._rows = _read_trace(path)
 
     def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
-        """Looks up the round."""
         clients, first, last = self._rows
         if clients.max() >= num_clients:
             raise FederatedError(

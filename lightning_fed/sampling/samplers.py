@@ -46,7 +46,6 @@ class UniformSampler(ClientSampler):
     """Draws uniformly without replacement (McMahan et al., AISTATS 2017, Algorithm 1)."""
 
     def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
-        """Draws ``count`` of N clients, each set with the same probability."""
         rng = numpy_generator_for(seed, Purpose.SAMPLE, round)
         return rng.choice(len(sizes), size=count, replace=False, shuffle=False)
 

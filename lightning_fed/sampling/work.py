@@ -96,7 +96,6 @@ class UnequalWork(ClientWork):
         return steps, np.where(meant, low + rate * (high - low), 1.0)
 
     def most(self, steps: int, steps_per_epoch: int) -> int:
-        """Returns the upper end of the range, or the steps of the other clients if these are more."""
         given = self.steps[1] if self.steps else self.epochs[1] * steps_per_epoch if self.epochs else steps
         return given if self.share == 1 else max(given, steps)
 

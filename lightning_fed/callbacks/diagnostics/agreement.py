@@ -59,12 +59,10 @@ class UpdateAgreement(FederatedCallback):
         self.coin_flips: Tensor | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets an earlier ``fit``."""
         if stage == "fit":
             self._forget()
 
     def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Logs, in rounds that are due."""
         if trainer.round % self.every_n_rounds or not update.num_clients:
             return
         clients, flips = update.num_clients, coin_flip_votes(update.num_clients)
@@ -98,11 +96,9 @@ class UpdateAgreement(FederatedCallback):
         pl_module.log_dict(logged)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the last mask was 1, and the sum of all masks."""
         return {"agreed": self._agreed, "total": self._total, "measured": self._measured}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
         self._agreed, self._total = state_dict["agreed"], state_dict["total"]
         self._measured = state_dict["measured"]
 

@@ -101,7 +101,6 @@ class ClientEvaluation(FederatedCallback):
         self.tune_epochs = 1 if steps is None and epochs is None else epochs
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Finds the samples and draws the clients."""
         if stage != "fit":
             return
         self._expect_own(trainer)
@@ -141,12 +140,10 @@ class ClientEvaluation(FederatedCallback):
         return trainer.datamodule.held_out_source(self.data).to(trainer.fabric.device)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lets go of the samples, and ends what reads them."""
         source, self._source = getattr(self, "_source", None), None
         getattr(source, "close", lambda: None)()
 
     def on_round_start(self, trainer: Any, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Evaluates the model that the round starts from, where its clients are told from the others."""
         self._trained = {}
         if self.participation and self._is_due(trainer):
             self._cohort = {client.id for client in cohort.clients}
@@ -159,7 +156,6 @@ class ClientEvaluation(FederatedCallback):
             self._trained |= self._named(trainer.evaluate_clients(self._source, [client]))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Evaluates the models that the round ends with."""
         if not self._is_due(trainer):
             return
         values = self._measure(trainer)

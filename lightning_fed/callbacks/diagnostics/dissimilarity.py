@@ -50,7 +50,6 @@ class GradientDissimilarity(FederatedCallback):
         self._found: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuses a client that does not exist."""
         if stage == "fit" and self.client is not None and not 0 <= self.client < len(trainer.client_sizes):
             raise FederatedError(
                 f"Expected `client` of {type(self).__name__} to be an id in [0, {len(trainer.client_sizes)}), got "
@@ -58,7 +57,6 @@ class GradientDissimilarity(FederatedCallback):
             )
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the cohort's gradients in rounds with a measurement."""
         return "cohort" if round % self.every_n_rounds == 0 and self.over == "cohort" else "none"
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:

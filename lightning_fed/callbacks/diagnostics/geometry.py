@@ -44,28 +44,24 @@ class UpdateGeometry(FederatedCallback):
         self._table: RoundTable | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Opens the table, if the run has a folder."""
         self._table = None
         if self.by_client and trainer.is_global_zero and trainer.run is not None:
             head = ["client", "norm", *trainer.aggregator.client_figures()]
             self._table = RoundTable(trainer.run.path / "updates.csv", head, trainer.round)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Starts the sums in a round with a measurement."""
         self._due = trainer.round % self.every_n_rounds == 0
         if self._due:
             self._directions = torch.zeros_like(trainer.weights)
             self._norms: dict[int, Tensor] = {}
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Adds the direction of an update to the sum."""
         if self._due:
             norm = torch.linalg.vector_norm(update.delta)
             self._directions.add_(torch.where(norm > 0, update.delta / norm, 0.0))
             self._norms[update.client.id] = norm
 
     def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Logs lengths and cosines."""
         if not self._due or not update.num_clients:
             return
         none = self._directions.new_zeros(())  # for a client that another process trains
@@ -84,7 +80,6 @@ class UpdateGeometry(FederatedCallback):
         self._before, self._lengths = trainer.weights.clone(), norms
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Logs the length of the server's step, and writes the table."""
         if self._due and update.num_clients:
             pl_module.log("update/step", torch.linalg.vector_norm(trainer.weights - self._before))
             del self._before

@@ -50,7 +50,6 @@ class LossAlgorithm(ClientAlgorithm):
         raise NotImplementedError
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Keeps what ``prepare`` returns for the client's steps."""
         found = self.prepare(trainer, client) if self.active else {}
         for name, value in found.items():
             if not isinstance(value, Tensor) or value.ndim != 1:
@@ -87,6 +86,5 @@ class LossAlgorithm(ClientAlgorithm):
         return torch.from_numpy(np.bincount(self._labels[rows], minlength=self._classes)).to(trainer.weights)
 
     def teardown(self, trainer: object, pl_module: object, stage: str) -> None:
-        """Lets go of the vectors and labels."""
         super().teardown(trainer, pl_module, stage)
         self._labels = None

@@ -25,12 +25,10 @@ class _ByCounts(LossAlgorithm, ABC):
         """Returns changed scores, shape (B, C, ...), for counts that are laid out along their classes."""
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses data without class labels."""
         super().check(trainer)
         self.expect_labels(trainer)
 
     def prepare(self, trainer: TrainerLike, client: Client) -> dict[str, Tensor]:
-        """Counts the client's own labels."""
         return {"counts": self.class_counts(trainer, client)}
 
     def logits(self, output: Any, own: dict[str, Tensor]) -> Tensor:
@@ -66,11 +64,9 @@ class FedLC(_ByCounts):
 
     @property
     def active(self) -> bool:
-        """Whether τ is above 0."""
         return self.tau > 0
 
     def change(self, scores: Tensor, counts: Tensor) -> Tensor:
-        """Subtracts the margins."""
         return scores + calibration_margins(counts, self.tau, self.absent).to(scores.dtype)
 
 
@@ -94,11 +90,9 @@ class LogitAdjustment(_ByCounts):
 
     @property
     def active(self) -> bool:
-        """Whether τ is above 0."""
         return self.tau > 0
 
     def change(self, scores: Tensor, counts: Tensor) -> Tensor:
-        """Adds the logarithms of the priors."""
         return scores + log_priors(counts, self.tau, self.absent).to(scores.dtype)
 
 
@@ -118,9 +112,7 @@ class FedRS(_ByCounts):
 
     @property
     def active(self) -> bool:
-        """Whether α is below 1."""
         return self.alpha < 1
 
     def change(self, scores: Tensor, counts: Tensor) -> Tensor:
-        """Multiplies by the factors."""
         return scores * restricted_factors(counts, self.alpha).to(scores.dtype)

@@ -35,11 +35,9 @@ class MOON(LossAlgorithm):
 
     @property
     def active(self) -> bool:
-        """Whether μ is above 0."""
         return self.mu > 0
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses a model without features that training moves."""
         super().check(trainer)
         if not self.active:
             return
@@ -51,21 +49,18 @@ class MOON(LossAlgorithm):
             )
 
     def prepare(self, trainer: TrainerLike, client: Client) -> dict[str, Tensor]:
-        """Fetches the client's last model."""
         last = self.scratch("last", trainer.weights)
         if not trainer.client_states.recall("MOON", client.id, last):
             last.copy_(trainer.received)
         return {"last": last}
 
     def term(self, call: LossCall, own: dict[str, Tensor]) -> Tensor:
-        """Compares the features of the batch."""
         live, pulls, pushes = (
             each.features[self.layer] for each in (call, call.at(call.weights), call.at(own["last"]))
         )
         return self.mu * contrastive_loss(live, pulls, pushes, self.temperature)
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Keeps the client's trained model."""
         if self.active:
             trainer.client_states.store("MOON", update.client.id, trainer.vector.data)
 
@@ -90,11 +85,9 @@ class FedNTD(LossAlgorithm):
 
     @property
     def active(self) -> bool:
-        """Whether β is above 0."""
         return self.beta > 0
 
     def term(self, call: LossCall, own: dict[str, Tensor]) -> Tensor:
-        """Compares the scores of the batch."""
         if not isinstance(call.output, Tensor) or call.output.ndim < 2:
             raise FederatedError(
                 "Expected `self(x)` to return scores (B, C) for FedNTD, got "

@@ -42,20 +42,16 @@ class FedIIR(LossAlgorithm):
 
     @property
     def active(self) -> bool:
-        """Whether γ is above 0."""
         return self.gamma > 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forgets ḡ of a former ``fit``."""
         if stage == "fit":
             self.mean = self._round = None
 
     def start_gradients(self, round: int) -> StartGradient:
-        """Asks for the cohort's gradients at w, unless ḡ is not used."""
         return "cohort" if self.active else "none"
 
     def check(self, trainer: TrainerLike) -> None:
-        """Refuses a last layer that is not trained."""
         super().check(trainer)
         places = {id(p): place for p, place in trainer.vector.places().items()}
         own = list(feature_layer(trainer.lightning_module, self.layer).parameters())
@@ -80,7 +76,6 @@ class FedIIR(LossAlgorithm):
         return {}
 
     def term(self, call: LossCall, own: dict[str, Tensor]) -> Tensor:
-        """Takes the gradient of the loss, to be differentiated once more."""
         assert self.mean is not None
         parameters = list(call.layer(self.layer).parameters())
         found = torch.autograd.grad(call.loss, parameters, create_graph=True, allow_unused=True)
@@ -97,9 +92,7 @@ class FedIIR(LossAlgorithm):
         self._move_mean(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns ḡ."""
         return {} if self.mean is None else {"mean": self.mean.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
         self.mean = state_dict.get("mean")

@@ -40,17 +40,14 @@ class _OwnModel(ClientAlgorithm):
                 )
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Fetches the client's own model."""
         own = self.scratch("own", trainer.weights)
         if not trainer.client_states.recall(self.key, client.id, own):
             own.copy_(trainer.received)
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Keeps the client's own model."""
         trainer.client_states.store(self.key, update.client.id, self.scratch("own", trainer.weights))
 
     def load_own(self, trainer: TrainerLike, client: int) -> None:
-        """Puts in the client's own model."""
         shown = self.scratch("shown", trainer.weights)
         if trainer.client_states.recall(self.key, client, shown):
             trainer.vector.data.copy_(shown)
@@ -67,7 +64,6 @@ class LocalOnly(_OwnModel):
     needs_local_buffers = True
 
     def check(self, trainer: Any) -> None:
-        """Refuses other rules than FedAvg."""
         super().check(trainer)
         if type(trainer.aggregator) is not FedAvg:
             raise FederatedError(
@@ -76,18 +72,15 @@ class LocalOnly(_OwnModel):
             )
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Starts at the client's own model."""
         super().on_client_start(trainer, pl_module, client)
         trainer.vector.data.copy_(self.scratch("own", trainer.weights))
         trainer.origin = trainer.vector.data.clone()
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Sends nothing."""
         update.delta.zero_()
         update.bytes_up = 0
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Keeps the trained model."""
         self.scratch("own", trainer.weights).copy_(trainer.vector.data)
         super().on_client_entered(trainer, pl_module, update)
 
@@ -116,7 +109,6 @@ class PFedMe(_OwnModel):
         self.takes_second_gradient = inner_steps > 1
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
-        """Finds θ, then replaces the gradient."""
         vector, theta = trainer.vector, self.scratch("own", trainer.weights)
         gradient, away = self.scratch("gradient", theta), self.scratch("away", theta)
         theta.copy_(vector.data)
@@ -145,7 +137,6 @@ class _OwnSteps(_OwnModel):
         """Computes the gradient by which v_i is stepped, shape (d,), or (m, d) for m clients."""
 
     def check(self, trainer: Any) -> None:
-        """Refuses an optimizer that may step a vector otherwise than its parameters."""
         super().check(trainer)
         optimizer = trainer.optimizers[0]
         if type(optimizer) not in ELEMENTWISE:
@@ -159,7 +150,6 @@ class _OwnSteps(_OwnModel):
         self._optimizer = None
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Fetches v_i and makes, once a round, what steps it."""
         super().on_client_start(trainer, pl_module, client)
         self.scratch("rate", trainer.weights[:1]).fill_(client.lr_factor)
         self.scratch("gradient", trainer.weights)
@@ -188,11 +178,9 @@ class _OwnSteps(_OwnModel):
             torch.lerp(before, own, self.scratch("rate", trainer.weights[:1]), out=own)
 
     def own_vectors(self, trainer: TrainerLike) -> tuple[Tensor, ...]:
-        """Returns v_i."""
         return (self.scratch("own", trainer.weights),)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lets go of the vectors."""
         super().teardown(trainer, pl_module, stage)
         self._optimizer = None
 
@@ -214,7 +202,6 @@ class Ditto(_OwnSteps):
         self.lam = lam
 
     def own_gradient(self, trainer: TrainerLike, own: Tensor, out: Tensor) -> None:
-        """Computes ∇f_i(v_i) + λ (v_i - w)."""
         trainer.gradient_at(own, out)
         if self.lam:
             out.add_(torch.sub(own, trainer.received, out=self.scratch("away", own)), alpha=self.lam)
@@ -247,12 +234,10 @@ class APFL(_OwnSteps):
         return share
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        """Fetches v_i and α."""
         super().on_client_start(trainer, pl_module, client)
         self._share(trainer, client.id)
 
     def own_gradient(self, trainer: TrainerLike, own: Tensor, out: Tensor) -> None:
-        """Computes α ∇f_i(v̄_i), and moves α."""
         share, point = self.scratch("share", trainer.weights[:1]), self.scratch("mixture", own)
         live = trainer.vector.data.to(own.dtype)
         trainer.gradient_at(torch.lerp(live, own, share, out=point), out)
@@ -263,14 +248,12 @@ class APFL(_OwnSteps):
             share.sub_(slope.mul_(rate), alpha=float(trainer.optimizers[0].param_groups[0]["lr"])).clamp_(0, 1)
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Keeps v_i and α."""
         super().on_client_entered(trainer, pl_module, update)
         if self.adaptive:
             share = self.scratch("share", trainer.weights[:1])
             trainer.client_states.store("APFL_alpha", update.client.id, share)
 
     def load_own(self, trainer: TrainerLike, client: int) -> None:
-        """Puts in α v_i + (1 - α) w."""
         shown, live = self.scratch("shown", trainer.weights), trainer.vector.data
         if trainer.client_states.recall(self.key, client, shown):
             live.copy_(torch.lerp(live.to(shown.dtype), shown, self._share(trainer, client)))

@@ -42,7 +42,6 @@ class PerFedAvg(ClientAlgorithm):
         self.alpha, self.form, self.delta = alpha, form, delta
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
-        """Replaces the gradient."""
         vector, hessian_free = trainer.vector, self.form == "hessian_free"
         parts, point = 3 if hessian_free else 2, self.scratch("point", trainer.weights)
         gradient = self.scratch("gradient", point)
