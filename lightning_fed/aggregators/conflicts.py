@@ -198,12 +198,12 @@ class FedFV(CombiningAggregator):
 class FedMGDA(CombiningAggregator):
     """Adds the shortest mean of the updates' directions: w <- w + η_g Σ λ_i δ_i / ‖δ_i‖; see ``mgda_weights``.
 
-    FedMGDA+ of Hu, Shaloudegi, Zhang, Yu, "Federated Learning Meets Multi-objective Optimization", 2020. λ is on the
-    simplex with |λ_i - p_i| <= ε. Before η_g the step is at most 1 long, whatever the clients' learning rate. ε = 0 is
-    the mean of the directions.
+    FedMGDA+ of Hu, Shaloudegi, Zhang, Yu, "Federated Learning Meets Multi-objective Optimization", 2020,
+    arXiv:2006.11489. Before η_g the step is at most 1 long, whatever the clients' learning rate. ε = 0 is the mean of
+    the directions.
 
     Args:
-        epsilon: ε in [0, 1]; 1 means no bound.
+        epsilon: ε in [0, 1], how far λ_i may be from p_i; 1 means no bound.
         lr: η_g, above 0: the farthest that the model moves in a round.
         **kwargs: Options of every aggregator.
     """
@@ -222,7 +222,7 @@ class FedOMG(CombiningAggregator):
 
     g_γ = Σ γ_i δ_i, γ = argmin ⟨g_γ, Δ⟩ + κ ‖Δ‖ ‖g_γ‖ over the simplex; see ``cagrad_weights``. Nguyen et al.,
     "Federated Domain Generalization with Data-free On-server Matching Gradient", ICLR 2025: CAGrad (Liu et al., NeurIPS
-    2021) on updates. κ = 0 is FedAvg, up to rounding.
+    2021, section 3.2) on updates. κ = 0 is FedAvg, up to rounding.
 
     Args:
         kappa: κ in [0, 1): the step's distance from Δ, in units of ‖Δ‖.

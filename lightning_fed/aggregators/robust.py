@@ -153,8 +153,8 @@ class Bulyan(RobustMean):
 class GeometricMedian(RobustMean):
     """Adds the point with the least sum of distances, min_z Σ p_i ‖z - δ_i‖ (Pillutla, Kakade, Harchaoui, 2019).
 
-    Computed by the smoothed Weiszfeld algorithm, starting at the weighted mean. It tolerates corrupted clients with
-    less than half of the total weight. For one client it is FedAvg.
+    "Robust Aggregation for Federated Learning", by the smoothed Weiszfeld algorithm; see ``geometric_median``. It
+    tolerates corrupted clients with less than half of the total weight. For one client it is FedAvg.
 
     Args:
         iterations: Maximum number of iterations in a round; each reads the cohort's updates twice.

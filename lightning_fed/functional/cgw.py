@@ -13,7 +13,7 @@ __all__ = ["corrective_weights", "products_with_sum", "weighted_gradients"]
 def corrective_weights(
     gram: Tensor, losses: Tensor, alpha: float, constraint: Literal["per_client", "shared"] = "per_client"
 ) -> Tensor:
-    """Computes x_i, the weight of each client's gradient D_i in the correction w <- FedAvg - Σ x_i D_i.
+    """Computes x_i, the weight of each client's gradient D_i in the correction w <- FedAvg - Σ x_i D_i of ``CGW``.
 
     With D = Σ D_j, m_i = ⟨D_i, D⟩ and c = min_i α L_i / ‖D_i‖ (eq. 13): ``per_client`` is
     x_i = c (m_i / ‖D_i‖²) / sqrt(Σ_j (m_j / ‖D_j‖)²) (eq. 29), ``shared`` is x_i = c / ‖D‖ (eq. 23). A client whose D_i
@@ -23,14 +23,7 @@ def corrective_weights(
     Source: Mousazadeh, Khodadadi, Salehi, "A Novel Approach for Improving Generalization in Federated Learning Through
     Corrective Gradient Weights", 2023.
 
-    Args:
-        gram: ⟨D_i, D_j⟩, shape (n, n), float64.
-        losses: L_i, each client's mean loss where D_i was taken, shape (n,); not negative.
-        alpha: α, at least 0.
-        constraint: Which of the paper's two constraints bounds the correction.
-
-    Returns:
-        x_i, shape (n,), in the dtype and on the device of ``gram``.
+    ``gram`` is ⟨D_i, D_j⟩, shape (n, n), float64; ``losses`` are L_i where D_i was taken, shape (n,), like the result.
 
     Raises:
         FederatedError: If a loss is negative: the paper's bound is a share of the loss.
@@ -56,13 +49,10 @@ def corrective_weights(
 
 
 def products_with_sum(gram: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes m_i = ⟨D_i, D⟩, where D sums over the clients that enter; 0 if it is only rounding.
+    """Computes m_i = ⟨D_i, D⟩, where D sums over the clients that enter; arguments are those of ``corrective_weights``.
 
-    The arguments are those of ``corrective_weights``.
-
-    Returns:
-        Which clients enter, shape (n,), bool: D_i is finite and not zero, and L_i is finite. And m_i, shape (n,), 0 for
-        the others. Without the 0 for rounding, the weights would blow it up to full size.
+    Returns which clients enter, shape (n,), bool: D_i is finite and not zero, and L_i is finite; and m_i, shape (n,),
+    0 for the others, and 0 if it is only rounding, which the weights would blow up to full size.
     """
     squares = gram.diagonal()
     enters = (squares > 0) & squares.isfinite() & losses.to(gram).isfinite()
@@ -75,14 +65,9 @@ def products_with_sum(gram: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def weighted_gradients(gradients: Tensor, weights: Tensor) -> Tensor:
-    """Computes Σ x_i D_i over the clients whose weight is not zero, in ascending order.
+    """Computes Σ x_i D_i, shape (d,), over the clients whose weight is not zero, in ascending order.
 
-    Args:
-        gradients: D_i, shape (n, d); a row that is not finite must have weight 0.
-        weights: x_i, shape (n,).
-
-    Returns:
-        Shape (d,), in the dtype of ``gradients``.
+    D_i are the rows of ``gradients``, shape (n, d), in its dtype; one that is not finite must have weight 0.
     """
     total = gradients.new_zeros(gradients.shape[1])
     for row, weight in zip(gradients, weights.tolist(), strict=True):

@@ -29,10 +29,7 @@ class ClientSummary(NamedTuple):
 def summarize_clients(values: Tensor, weights: Tensor, lower_is_better: bool) -> ClientSummary:
     """Computes how a metric is distributed over clients; NaN if one of the values is NaN.
 
-    Args:
-        values: v_i, the metric of each client, shape (n,), n at least 1.
-        weights: s_i, its samples, shape (n,), with a sum above 0.
-        lower_is_better: Whether the worst values are the largest ones.
+    ``values`` are v_i, one of each client, ``weights`` its samples s_i, with a sum above 0; both of shape (n,), n >= 1.
     """
     values = values.to(wide_dtype(values))
     weights = weights.to(values)

@@ -1,7 +1,7 @@
 """Combines clients' updates that conflict with each other: by signs, or by weights from their inner products.
 
-With weights, a rule computes c_i from G_ij = ⟨δ_i, δ_j⟩ of n updates δ_i and from shares p_i; its step is Σ c_i δ_i. It
-works on n x n numbers, in double precision, and reads the updates only twice.
+With weights, a rule computes c_i, shape (n,), from ``gram``, G_ij = ⟨δ_i, δ_j⟩ of n updates δ_i, and ``shares``, p_i,
+which sum to 1; its step is Σ c_i δ_i. It works on n x n numbers, in double precision, and reads the updates only twice.
 """
 
 import warnings
@@ -36,18 +36,10 @@ _EXCHANGES = 100_000
 
 
 def ties_mean(updates: Tensor, keep: float) -> Tensor:
-    """Computes the mean over the clients of the elected sign (Yadav et al., "TIES-Merging", NeurIPS 2023, Algorithm 1).
+    """Computes the mean over the clients of the elected sign, shape (d,), in the dtype of ``updates``; see ``TIES``.
 
-    Each client keeps its largest coordinates, and s = sign(Σ of what is kept), 0 where the sum is only rounding. The
-    result is the mean over the clients that kept a value of sign s, 0 where s = 0. With ``keep`` 1 and updates that
-    agree in every sign it is the mean.
-
-    Args:
-        updates: δ_i, shape (n, d), floating, n at least 1.
-        keep: Share of its coordinates, in (0, 1], that a client keeps, at least one; equal ones are kept together.
-
-    Returns:
-        Shape (d,), in the dtype of ``updates``.
+    Each client keeps its largest coordinates, at least one; equal ones are kept together. s = sign(Σ of what is kept),
+    0 where the sum is only rounding. The result is the mean over the clients that kept a value of sign s, 0 if s = 0.
     """
     dropped = updates.shape[1] - max(1, round(keep * updates.shape[1]))
     least = torch.stack([row.abs().kthvalue(dropped + 1).values for row in updates])[:, None]
@@ -63,15 +55,11 @@ def ties_mean(updates: Tensor, keep: float) -> Tensor:
 
 
 def pcgrad_weights(gram: Array, shares: Array, orders: npt.NDArray[np.int64]) -> Array:
-    """Computes c_i of PCGrad (Yu et al., "Gradient Surgery for Multi-Task Learning", NeurIPS 2020, Algorithm 1).
+    """Computes c_i of ``PCGrad``; without conflicts c_i = p_i.
 
     g_i starts as δ_i and meets the other updates one after another, as they were at first. If ⟨g_i, δ_j⟩ < 0,
-    g_i <- g_i - ⟨g_i, δ_j⟩ δ_j / ‖δ_j‖². The step is Σ p_i g_i; without conflicts c_i = p_i.
-
-    Args:
-        gram: G, shape (n, n).
-        shares: p_i, shape (n,).
-        orders: The other clients, in the order in which each client meets them, shape (n, n - 1).
+    g_i <- g_i - ⟨g_i, δ_j⟩ δ_j / ‖δ_j‖². The step is Σ p_i g_i. ``orders`` has the other clients in the order in which
+    each client meets them, shape (n, n - 1).
     """
     made_of = np.eye(len(gram))  # g_i = Σ_j made_of[i, j] δ_j
     for met in orders.T:
@@ -90,18 +78,11 @@ def square_of_sum(gram: Array, weights: Array) -> float:
 
 
 def fedfv_weights(gram: Array, shares: Array, losses: Array, alpha: float, ranks: Array | None = None) -> Array:
-    """Computes c_i of FedFV's step before its length is restored (Wang et al., IJCAI 2021, Algorithm 2).
+    """Computes c_i of the step of ``FedFV`` before its length is restored (Algorithm 2); α = 1 gives p_i.
 
-    As PCGrad, but each update meets the others in ascending order of their losses, so that the client with the greatest
-    loss comes last. The updates of the α n greatest losses (rounded, but at least one unless α = 0) stay as they are.
-    α = 1 gives p_i.
-
-    Args:
-        gram: G, shape (n, n).
-        shares: p_i, shape (n,).
-        losses: f_i, shape (n,).
-        alpha: α in [0, 1].
-        ranks: What orders equal losses, shape (n,); None for the order of the rows.
+    As PCGrad, but each update meets the others in ascending order of their losses f_i, so that the client with the
+    greatest loss comes last. The updates of the α n greatest losses (rounded, but at least one unless α = 0) stay as
+    they are. Equal losses are ordered by ``ranks``, shape (n,), without these by their rows.
     """
     ascending = np.lexsort((np.arange(len(gram)) if ranks is None else ranks, losses))
     spared = np.zeros(len(gram), dtype=bool)
@@ -112,13 +93,9 @@ def fedfv_weights(gram: Array, shares: Array, losses: Array, alpha: float, ranks
 
 
 def without_conflicts(step: Tensor, former: list[Tensor]) -> Tensor:
-    """Removes from a step what conflicts with earlier updates (Wang et al., IJCAI 2021, Algorithm 3, for one round).
+    """Removes from a step g, shape (d,), what conflicts with updates of one earlier round (``FedFV``, Algorithm 3).
 
     g <- g - ⟨g, v⟩ v / ‖v‖² with v = Σ of the updates for which ⟨g, δ⟩ < 0; without such updates g stays as it is.
-
-    Args:
-        step: g, shape (d,), floating.
-        former: Earlier updates δ, each of shape (d,).
     """
     against = [update for each in former if torch.dot(step, update := each.to(step)) < 0]
     if not against:
@@ -128,15 +105,9 @@ def without_conflicts(step: Tensor, former: list[Tensor]) -> Tensor:
 
 
 def mgda_weights(gram: Array, shares: Array, epsilon: float) -> Array:
-    """Computes c_i of FedMGDA+ (Hu, Shaloudegi, Zhang, Yu, 2020, arXiv:2006.11489).
+    """Computes c_i = λ_i / ‖δ_i‖ of ``FedMGDA``: λ = argmin ‖Σ λ_i δ_i / ‖δ_i‖‖² over the simplex, |λ_i - p_i| <= ε.
 
-    c_i = λ_i / ‖δ_i‖ with λ = argmin ‖Σ λ_i δ_i / ‖δ_i‖‖² over the simplex, |λ_i - p_i| <= ε. An update of 0 has no
-    direction and is left out; the other p_i are normalised. ε = 0 gives Σ p_i δ_i / ‖δ_i‖.
-
-    Args:
-        gram: G, shape (n, n).
-        shares: p_i, shape (n,), summing to 1.
-        epsilon: ε, at least 0.
+    An update of 0 has no direction and is left out; the other p_i are normalised. ε = 0 gives Σ p_i δ_i / ‖δ_i‖.
     """
     moved = np.flatnonzero(gram.diagonal() > 0)
     weights, lengths = np.zeros(len(gram)), np.sqrt(gram.diagonal()[moved])
@@ -147,19 +118,11 @@ def mgda_weights(gram: Array, shares: Array, epsilon: float) -> Array:
 
 
 def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
-    """Computes c_i of CAGrad's step u = ḡ + κ ‖ḡ‖ g_γ / ‖g_γ‖, ḡ = Σ p_i δ_i (Liu et al., NeurIPS 2021, section 3.2).
+    """Computes c_i of the step u of ``FedOMG``, which makes the least ⟨δ_i, u⟩ greatest within κ ‖ḡ‖ of ḡ = Σ p_i δ_i.
 
-    g_γ = Σ γ_i δ_i with γ = argmin ⟨g_γ, ḡ⟩ + κ ‖ḡ‖ ‖g_γ‖ over the simplex. Then u is the step within κ ‖ḡ‖ of ḡ for
-    which the least of ⟨δ_i, u⟩ is greatest. κ = 0 gives ḡ.
-
-    γ also minimises ½ ‖g_γ‖² + t ⟨g_γ, ḡ⟩ for the t at which ‖g_γ‖ = t κ ‖ḡ‖, and then u = ḡ + g_γ / t. As ‖g_γ‖ / t
-    falls with t, bisection finds that t. If a mean of updates is 0, rounding hides it, and a t close to 0 is used:
-    close beside the updates that g_γ is made of, which may be far shorter than others.
-
-    Args:
-        gram: G, shape (n, n).
-        shares: p_i, shape (n,), summing to 1.
-        kappa: κ in [0, 1).
+    Its γ also minimises ½ ‖g_γ‖² + t ⟨g_γ, ḡ⟩ for the t at which ‖g_γ‖ = t κ ‖ḡ‖, and then u = ḡ + g_γ / t. As
+    ‖g_γ‖ / t falls with t, bisection finds that t. If a mean of updates is 0, rounding hides it, and a t close to 0 is
+    used: close beside the updates that g_γ is made of, which may be far shorter than others. κ = 0 gives ḡ.
     """
     from scipy.optimize import brentq  # here: the import takes as long as a small run
 
@@ -192,13 +155,8 @@ def least_norm(gram: Array, start: Array, linear: Array | float = 0.0, reach: fl
     """Finds λ = argmin ½ ‖Σ λ_i δ_i‖² + Σ b_i λ_i over the simplex, |λ_i - λ⁰_i| <= ``reach``.
 
     By sequential minimal optimisation (Platt, 1998): each step moves weight from the client with the largest slope of
-    the objective to the one with the smallest, as far as this lowers it, until the gain is only rounding.
-
-    Args:
-        gram: ⟨δ_i, δ_j⟩, shape (n, n).
-        start: λ⁰, shape (n,), not negative, summing to 1.
-        linear: b, shape (n,).
-        reach: At least 0; 0 gives λ⁰, from 1 on there is no bound.
+    the objective to the one with the smallest, as far as this lowers it, until the gain is only rounding. λ⁰ is
+    ``start``, on the simplex, b is ``linear``, shape (n,); a reach of 0 gives λ⁰, from 1 on there is no bound.
     """
     low, high = np.maximum(start - reach, 0.0), np.minimum(start + reach, 1.0)
     weights, slope = start.copy(), gram @ start + linear

@@ -1,4 +1,4 @@
-"""Weights of clients by their losses: clients with larger losses weigh more."""
+"""Weights of clients by their losses, arrays of shape (n,): clients with larger losses weigh more."""
 
 from typing import TypeAlias
 
@@ -16,17 +16,9 @@ _LEAST = 1e-10
 
 
 def qfedavg_weights(losses: Array, squares: Array, shares: Array, q: float, lipschitz: float) -> Array:
-    """Computes c_i of q-FedAvg's step Σ c_i δ_i (Li, Sanjabi, Beirami, Smith, ICLR 2020, Algorithm 2).
+    """Computes c_i of the step Σ c_i δ_i of ``QFedAvg`` from f_i, ‖δ_i‖² and p_i; q = 0 gives p_i for any losses.
 
-    c_i = p_i f_i^q L / Σ p_j (q f_j^{q-1} L² ‖δ_j‖² + L f_j^q). q = 0 gives p_i, whatever the losses. Powers are of
-    f_i / max f, which does not change the quotient and never overflows; a loss below 1e-10 counts as 1e-10.
-
-    Args:
-        losses: f_i, shape (n,), at least 0.
-        squares: ‖δ_i‖², shape (n,).
-        shares: p_i, shape (n,), summing to 1.
-        q: Exponent, at least 0.
-        lipschitz: L, above 0.
+    Powers are of f_i / max f, which does not change the quotient and never overflows; smaller losses count as 1e-10.
     """
     kept = np.maximum(losses, _LEAST)
     powers = shares * (kept / kept.max()) ** q
@@ -35,15 +27,10 @@ def qfedavg_weights(losses: Array, squares: Array, shares: Array, q: float, lips
 
 
 def term_weights(losses: Array, shares: Array, t: float) -> Array:
-    """Computes p_i e^{t f_i} / Σ p_j e^{t f_j} of tilted losses (Li, Beirami, Sanjabi, Smith, ICLR 2021, Lemma 1).
+    """Computes p_i e^{t f_i} / Σ p_j e^{t f_j} of ``TERM``, from f_i and p_i.
 
-    The greatest t f_i is subtracted before the exponential, which changes no weight. t = 0 gives p_i; t → ∞ puts all
-    weight on the greatest loss, t → -∞ on the least.
-
-    Args:
-        losses: f_i, shape (n,).
-        shares: p_i, shape (n,), summing to 1.
-        t: Any finite number, in the inverse unit of the losses.
+    The greatest t f_i is subtracted before the exponential, which changes no weight. t → ∞ puts all weight on the
+    greatest loss, t → -∞ on the least.
     """
     tilts = t * losses
     powers = shares * np.exp(tilts - tilts.max())
@@ -52,16 +39,11 @@ def term_weights(losses: Array, shares: Array, t: float) -> Array:
 
 
 def adjusted_weights(shares: Array, gaps: Array, step: float) -> Array:
-    """Moves weights towards clients of a greater gap (Zhang et al., CVPR 2023, generalization adjustment).
+    """Moves weights towards clients of a greater gap, as ``FedDGGA`` does.
 
     a_i ∝ max(a_i + d (G_i - Ḡ) / max_j |G_j - Ḡ|, 0), summing to 1; Ḡ is the mean of the gaps, without which gaps that
     are all positive would raise every weight. d = 0, and gaps that are equal to rounding, leave all weights as they
     are.
-
-    Args:
-        shares: a_i, shape (n,), summing to 1.
-        gaps: G_i, shape (n,), finite.
-        step: d, at least 0.
     """
     away = gaps - gaps.mean()
     largest = np.abs(away).max()
@@ -73,11 +55,7 @@ def adjusted_weights(shares: Array, gaps: Array, step: float) -> Array:
 
 
 def project_onto_simplex(point: Array) -> Array:
-    """Finds the nearest point with coordinates of at least 0 that sum to 1 (Duchi et al., ICML 2008, Figure 1).
-
-    Args:
-        point: Shape (n,), n at least 1, finite.
-    """
+    """Finds the nearest point with coordinates of at least 0 that sum to 1 (Duchi et al., ICML 2008, Figure 1)."""
     ordered = np.sort(point)[::-1]
     excess = (np.cumsum(ordered) - 1) / np.arange(1, len(point) + 1)
     projected: Array = np.maximum(point - excess[np.flatnonzero(ordered > excess)[-1]], 0.0)

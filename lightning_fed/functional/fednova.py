@@ -40,15 +40,7 @@ def sgd_distance(
     - Nesterov: η (K + ρ S)
     - plain, with a term μ (w_i - w) in the objective's gradient (FedProx): (1 - (1 - η μ)^K) / μ
 
-    Args:
-        learning_rates: The learning rate of each step, in order; none for no step.
-        momentum: ρ, or that of each step.
-        dampening: κ.
-        nesterov: Whether momentum is Nesterov's.
-        pull: μ, the strength of a term that pulls back to the start.
-
-    Returns:
-        a, in units of the learning rate; 0.0 without steps.
+    ``learning_rates`` has one for each step, ``momentum`` is ρ, or one for each step too, and ``pull`` is μ.
     """
     momenta = [momentum] * len(learning_rates) if isinstance(momentum, (int, float)) else momentum
     distance, buffer = 0.0, None

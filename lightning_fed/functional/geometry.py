@@ -34,14 +34,9 @@ def waits(tensor: Tensor) -> bool:
 
 
 def combine_rows(rows: Tensor, factors: Tensor) -> Tensor:
-    """Computes Σ c_i r_i in double precision, in ascending order of i.
+    """Computes Σ c_i r_i, shape (d,), in double precision, in ascending order of i.
 
-    Args:
-        rows: r_i, shape (n, d), floating.
-        factors: c_i, shape (n,), as wide as ``wide_dtype`` and on the device of ``rows``.
-
-    Returns:
-        Shape (d,), in the dtype of ``factors``.
+    r_i are the rows, shape (n, d), floating, and c_i the factors, shape (n,), in ``wide_dtype`` and on their device.
     """
     total = rows.new_zeros(rows.shape[1], dtype=factors.dtype)
     if waits(rows):
@@ -54,15 +49,9 @@ def combine_rows(rows: Tensor, factors: Tensor) -> Tensor:
 
 
 def gram_matrix(rows: Tensor) -> Tensor:
-    """Computes the inner products ⟨r_i, r_j⟩ of all pairs of rows.
+    """Computes the inner products ⟨r_i, r_j⟩ of rows of shape (n, d): (n, n), float64, on their device.
 
     A row that is not finite spoils its own row and column only.
-
-    Args:
-        rows: Tensor of shape (n, d), floating.
-
-    Returns:
-        Tensor of shape (n, n), float64, on the device of ``rows``.
     """
     gram = rows.new_zeros(len(rows), len(rows), dtype=wide_dtype(rows))
     for columns in torch.split(rows, _COLUMNS, dim=1):
@@ -72,16 +61,10 @@ def gram_matrix(rows: Tensor) -> Tensor:
 
 
 def squared_distances(rows: Tensor) -> Tensor:
-    """Computes ‖r_i - r_j‖² of all pairs of rows.
+    """Computes ‖r_i - r_j‖² of rows of shape (n, d): symmetric, (n, n), float64, on their device.
 
     It squares differences, because computed from inner products the distance of two long rows that lie close together
     would be lost to rounding. Each pair is summed alike, so equal rows have equal distances to the bit.
-
-    Args:
-        rows: Tensor of shape (n, d), floating.
-
-    Returns:
-        Symmetric tensor of shape (n, n) with zeros on its diagonal, float64, on the device of ``rows``.
     """
     distances = rows.new_zeros(len(rows), len(rows), dtype=wide_dtype(rows))
     for i, row in enumerate(rows):
@@ -108,17 +91,10 @@ def value_order(rows: Tensor) -> Tensor:
 
 
 def direction_cosines(directions: Tensor, count: Tensor | int, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes the mean cosine of pairs of vectors, and the mean cosine of each to another vector.
+    """Computes the mean cosine of pairs of n unit vectors d_i, and their mean cosine to another vector, both shape ().
 
-    With s = Σ d_i of unit vectors, Σ_{i≠j} ⟨d_i, d_j⟩ = ‖s‖² - n.
-
-    Args:
-        directions: s, shape (d,).
-        count: n, the number of unit vectors in the sum; vectors that are 0 have no direction and do not count.
-        mean: The other vector, shape (d,).
-
-    Returns:
-        (‖s‖² - n) / (n (n - 1)), NaN for n < 2, and ⟨s, mean⟩ / (n ‖mean‖), NaN where that is 0; both shape ().
+    With s = Σ d_i, shape (d,), as ``directions`` the first is (‖s‖² - n) / (n (n - 1)), NaN for n < 2; the second is
+    ⟨s, mean⟩ / (n ‖mean‖), NaN where that is 0. Vectors that are 0 have no direction and do not count.
     """
     wide, other = directions.to(wide_dtype(directions)), mean.to(wide_dtype(mean))
     n = torch.as_tensor(count, dtype=wide.dtype, device=wide.device)
@@ -143,15 +119,11 @@ class GradientSpread(NamedTuple):
 def gradient_spread(rows: Tensor, weights: Tensor | None = None) -> GradientSpread:
     """Computes the gradient dissimilarity r = (1/2n) Σ ‖g_i - g̅‖², g̅ = (1/n) Σ g_i, and its parts.
 
-    r is half the trace of the covariance of the clients' gradients. With weights p_i it is ½ Σ p_i ‖g_i - g̅‖² with
-    g̅ = Σ p_i g_i. For equal rows, or one, it is exactly 0.
+    r is half the trace of the covariance of the clients' gradients, the ``rows`` of shape (n, d), n at least 1. With
+    weights p_i, normalised here, it is ½ Σ p_i ‖g_i - g̅‖², g̅ = Σ p_i g_i. For equal rows, or one, it is exactly 0.
 
     Source: Dandi, Barba, Jaggi, "Implicit Gradient Alignment in Distributed and Federated Learning", AAAI 2022, section
     3 (r) and figures 5, 7 and 9 (the distance of the first client).
-
-    Args:
-        rows: g_i = ∇f_i(w), shape (n, d), n at least 1, floating.
-        weights: p_i before normalisation, shape (n,), not negative; None for equal ones.
     """
     wide = wide_dtype(rows)
     shares = torch.ones(len(rows)) if weights is None else weights

@@ -25,42 +25,28 @@ def _of_counts(counts: Tensor, absent: float, value: Callable[[Tensor], Tensor])
 
 
 def calibration_margins(counts: Tensor, tau: float, absent: float = 0.0) -> Tensor:
-    """Computes -τ n_c^{-1/4}, which FedLC adds to the score of class c (Zhang et al., ICML 2022).
+    """Computes -τ n_c^{-1/4}, which ``FedLC`` adds to the score of class c.
 
-    Args:
-        counts: n_c, shape (C,).
-        tau: τ, at least 0.
-        absent: Samples that a class without any counts for; with 0 it leaves the softmax, the limit n_c → 0.
+    A class without samples counts for ``absent`` of them; with 0 it leaves the softmax, the limit n_c → 0.
     """
     return _of_counts(counts, absent, lambda n: -tau * n.pow(-0.25))
 
 
 def log_priors(counts: Tensor, tau: float, absent: float = 0.0) -> Tensor:
-    """Computes τ log p_c, p_c = n_c / n, which is added to the score of class c (Menon et al., ICLR 2021, eq. 10).
-
-    Args:
-        counts: n_c, shape (C,); n is their sum.
-        tau: τ, at least 0.
-        absent: See ``calibration_margins``.
-    """
+    """Computes τ log p_c of ``LogitAdjustment``, p_c = n_c / Σ n; for ``absent`` see ``calibration_margins``."""
     return _of_counts(counts, absent, lambda n: tau * (n / counts.sum()).log())
 
 
 def restricted_factors(counts: Tensor, alpha: float) -> Tensor:
-    """Computes α for classes without samples and 1 for others (Li, Zhan, KDD 2021), shape (C,)."""
+    """Computes the factors of ``FedRS``: α for classes without samples and 1 for others."""
     return torch.where(counts > 0, 1.0, alpha).to(counts.dtype)
 
 
 def contrastive_loss(live: Tensor, pulls: Tensor, pushes: Tensor, temperature: float) -> Tensor:
-    """Computes the mean of -log(e^{s(z, z_w)/τ} / (e^{s(z, z_w)/τ} + e^{s(z, z_i)/τ})), s the cosine.
+    """Computes the mean of -log(e^{s(z, z_w)/τ} / (e^{s(z, z_w)/τ} + e^{s(z, z_i)/τ})), s the cosine, for ``MOON``.
 
-    Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021: the model-contrastive loss.
-
-    Args:
-        live: z, features of the samples at the live weights, shape (B, ...).
-        pulls: z_w, those at the global model.
-        pushes: z_i, those at the client's last model.
-        temperature: τ above 0.
+    ``live`` is z, the features of the samples at the live weights, shape (B, ...), ``pulls`` is z_w, those at the
+    global model, and ``pushes`` is z_i, those at the client's last model.
     """
     live = live.flatten(1)
     near, far = (F.cosine_similarity(live, other.flatten(1), dim=1) for other in (pulls, pushes))
@@ -70,14 +56,8 @@ def contrastive_loss(live: Tensor, pulls: Tensor, pushes: Tensor, temperature: f
 def not_true_divergence(live: Tensor, teacher: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Computes τ² times the mean of KL(q̃_w ‖ q̃), q̃ the softmax of scores / τ over all classes but the true one.
 
-    Lee, Jeong, Shin, Bae, Yun, "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning",
-    NeurIPS 2022; τ², which keeps the gradient's size, is in the authors' code.
-
-    Args:
-        live: Scores at the live weights, shape (B, C, ...).
-        teacher: Scores at the global model.
-        labels: True classes, shape (B, ...); a label that is no class, such as -100, counts for nothing.
-        temperature: τ above 0.
+    For ``FedNTD``; τ², which keeps the gradient's size, is in the authors' code. ``live`` are scores at the live
+    weights, ``teacher`` those at the global model. A label that is no class, such as -100, counts for nothing.
     """
     classes = torch.arange(live.shape[1], device=live.device).view(-1, *[1] * (live.ndim - 2))
     true, least = labels.unsqueeze(1) == classes, torch.finfo(live.dtype).min / 2

@@ -33,14 +33,10 @@ def _as_written(threshold: float) -> Fraction:
 
 
 def vote_threshold(threshold: float, num_votes: int, comparison: Literal[">=", ">"] = ">=") -> int:
-    """Returns the smallest vote sum that reaches a threshold, in exact arithmetic.
+    """Returns the smallest vote sum that reaches a threshold: ceil(τ n) for A >= τ, floor(τ n) + 1 for A > τ.
 
-    That is ceil(τ n) for A >= τ, and floor(τ n) + 1 for A > τ, with τ taken as it is written.
-
-    Args:
-        threshold: τ in [0, 1].
-        num_votes: n, the largest possible sum: all clients, or their samples if these weigh the votes; at least 0.
-        comparison: Whether a sum of exactly τ n reaches the threshold (``>=``) or not (``>``).
+    In exact arithmetic, with τ in [0, 1] taken as it is written; n is the largest possible sum: all clients, or their
+    samples if these weigh the votes.
     """
     expect_choice("--aggregator.mask.comparison", comparison, (">=", ">"))
     exact = _as_written(threshold) * num_votes
@@ -48,15 +44,10 @@ def vote_threshold(threshold: float, num_votes: int, comparison: Literal[">=", "
 
 
 def agreement(sign_sum: Tensor, num_votes: int) -> Tensor:
-    """Computes the sign agreement A = |(1/n) Σ_i sign(δ_i)| (Tenison et al., TMLR 2023, eq. 3).
+    """Computes the sign agreement A = |(1/n) Σ_i sign(δ_i)| in [0, 1], shape (d,), in the dtype of ``sign_sum``.
 
-    Args:
-        sign_sum: Σ_i sign(δ_i), shape (d,), floating, holding integers; sign(0) = 0. Or Σ_i s_i sign(δ_i) with the
-            clients' samples s_i.
-        num_votes: n, or Σ_i s_i; at least 1.
-
-    Returns:
-        A in [0, 1], shape (d,), in the dtype of ``sign_sum``.
+    ``sign_sum`` is Σ_i sign(δ_i), floating, holding integers, and sign(0) = 0; or Σ_i s_i sign(δ_i) with the clients'
+    samples s_i, and then ``num_votes`` is Σ_i s_i instead of n.
     """
     return sign_sum.abs() / num_votes
 
@@ -64,14 +55,8 @@ def agreement(sign_sum: Tensor, num_votes: int) -> Tensor:
 def coin_flip_votes(num_votes: int) -> Tensor:
     """Computes how likely each |Σ_i sign(δ_i)| is if the n signs are independent flips of a fair coin.
 
-    P(|2 K - n| = s) with K ~ Binomial(n, 1/2). Summed over s below ``vote_threshold(τ, n)``, it is the expected share
-    of coordinates with A < τ if clients do not agree at all.
-
-    Args:
-        num_votes: n, at least 1; every vote counts alike, and none is 0.
-
-    Returns:
-        Shape (n + 1,), float64: for s = 0, 1, ..., n.
+    P(|2 K - n| = s) with K ~ Binomial(n, 1/2) for s = 0, 1, ..., n, shape (n + 1,), float64; no vote is 0. Summed over
+    s below ``vote_threshold(τ, n)``, it is the expected share of coordinates with A < τ if clients do not agree at all.
     """
     ups = torch.arange(num_votes + 1, dtype=torch.float64)
     log_ways = ups[-1].add(1).lgamma() - ups.add(1).lgamma() - ups.flip(0).add(1).lgamma()
@@ -86,17 +71,11 @@ def sign_agreement_mask(
     binary: bool = False,
     comparison: Literal[">=", ">"] = ">=",
 ) -> Tensor:
-    """Computes the mask of gradient masked averaging (Tenison et al., TMLR 2023, eq. 3 and Algorithm 1).
+    """Computes the mask m of ``SignAgreement``, in [0, 1], shape (d,), in the dtype of ``sign_sum``.
 
-    m = 1 where A >= τ, else A (soft) or 0 (binary, the AND-mask of Parascandolo et al., ICLR 2021), with
-    A = |(1/n) Σ_i sign(δ_i)|. The comparison is made on integers, so it is exact. With ``>=``, τ = 0 gives ones
-    everywhere; with ``>`` it does not: coordinates on which the votes cancel get 0.
-
-    ``sign_sum`` and ``num_votes`` are as in ``agreement``, the sum in float64 if it can be above 2^24; ``threshold``
-    and ``comparison`` are as in ``vote_threshold``.
-
-    Returns:
-        m in [0, 1], shape (d,), in the dtype of ``sign_sum``.
+    The comparison is made on integers, so it is exact. With ``>=``, τ = 0 gives ones everywhere; with ``>`` it does
+    not: coordinates on which the votes cancel get 0. ``sign_sum`` and ``num_votes`` are as in ``agreement``, the sum in
+    float64 if it can be above 2^24.
     """
     agreed = sign_sum.abs() >= vote_threshold(threshold, num_votes, comparison)
     if binary:
@@ -105,28 +84,14 @@ def sign_agreement_mask(
 
 
 def magnitude_agreement(total: Tensor, abs_total: Tensor) -> Tensor:
-    """Computes the magnitude agreement A = |Σ_i δ_i| / Σ_i |δ_i|, with 0/0 = 0.
-
-    It is what the sign agreement becomes when a client's vote weighs as much as the coordinate of its update.
-
-    Args:
-        total: Σ_i δ_i, unweighted, shape (d,).
-        abs_total: Σ_i |δ_i|, shape (d,).
-
-    Returns:
-        A in [0, 1], shape (d,).
-    """
+    """Computes the magnitude agreement A = |Σ_i δ_i| / Σ_i |δ_i|, unweighted, in [0, 1], with 0/0 = 0; all (d,)."""
     return torch.where(abs_total > 0, total.abs() / abs_total, abs_total.new_zeros(()))
 
 
 def magnitude_agreement_mask(total: Tensor, abs_total: Tensor, threshold: float, binary: bool = False) -> Tensor:
-    """Computes m = 1 where A >= τ, else A (soft) or 0 (binary), with the magnitude agreement A.
+    """Computes the mask m of ``MagnitudeAgreement``, in [0, 1], shape (d,), from the sums of ``magnitude_agreement``.
 
-    τ = 0 gives ones everywhere. The mask does not change when all updates are scaled alike, but it does when one is.
-    The sums are those of ``magnitude_agreement``; τ in [0, 1] is rounded to their dtype.
-
-    Returns:
-        m in [0, 1], shape (d,).
+    It does not change when all updates are scaled alike, but it does when one is. τ is rounded to their dtype.
     """
     _as_written(threshold)
     found = magnitude_agreement(total, abs_total)
@@ -142,23 +107,13 @@ def sand_mask(
     k: float,
     sizes: Sequence[int],
 ) -> Tensor:
-    """Computes the smoothed AND-mask (Shahtalebi et al., "SAND-mask", 2021), as DomainBed does.
+    """Computes the mask m of ``SANDMask``, shape (d,), at least 0.
 
-    m = max(0, tanh(k (A - τ) / Var_i δ_i)) with the sign agreement A and the unbiased variance over the clients, then
-    divided, tensor by tensor, by 1e-10 + mean(m). Where the variance is 0, and for a single client, the limit is taken:
-    1 where A > τ, 0 where A < τ. Where A = τ, exactly, m is tanh(0) = 0 whatever the variance; DomainBed has 1e-17
-    there if the variance is 0. τ = 0 is not the unmasked rule.
+    Where the variance is 0, and for a single client, the limit is taken: 1 where A > τ, 0 where A < τ. Where A = τ,
+    exactly, m is tanh(0) = 0 whatever the variance; DomainBed has 1e-17 there if the variance is 0.
 
-    Args:
-        sign_sum: Σ_i sign(δ_i), shape (d,), floating, holding integers.
-        variance: Var_i δ_i, unbiased and unweighted, shape (d,); 0 for a single client.
-        num_clients: n, at least 1.
-        threshold: τ in [0, 1].
-        k: Steepness, above 0, in the unit of the variance.
-        sizes: Elements of each parameter tensor, in the order of the vector; they sum to d.
-
-    Returns:
-        m >= 0, shape (d,), with a mean of 1 over each tensor in which anything is let through.
+    ``sign_sum`` is that of ``agreement``, ``variance`` 0 for a single client; ``sizes`` has the elements of each
+    parameter tensor, in the order of the vector: over each in which anything is let through the mean of m is 1.
     """
     tie = _as_written(threshold) * num_clients
     gap = agreement(sign_sum, num_clients) - threshold
@@ -177,16 +132,10 @@ def gradient_and_mask(
     p_means: Literal["formula", "prose"] = "formula",
     votes: Tensor | None = None,
 ) -> Tensor:
-    """Computes M, 1 where enough clients agree on the sign of the gradient, else 0.
+    """Computes the mask M of ``FedGMA``, 1 where enough clients agree on the sign of the gradient g_i, else 0.
 
-    ``formula``: |Σ sign(g_i)| >= p n. ``prose``: max(#+, #-) >= p n, where a share p of the clients has one sign, as
-    the text says. For p = 0.8 without zeros, ``formula`` needs 90 % of the clients, ``prose`` 80 %. Comparisons are
-    made on integers, with p as it was written.
-
-    Source: Tenison, Francis, Rish, "Gradient-Masked Federated Optimization", workshop paper of 2021, section 3.
-
-    ``sign_sum`` is Σ sign(g_i), shape (d,), floating, holding integers, n = ``num_clients`` at least 1, p in [0, 1];
-    ``votes``, which ``prose`` needs, is Σ |sign(g_i)|, shape (d,). M has the shape and dtype of ``sign_sum``.
+    Comparisons are made on integers, with p as it was written. ``sign_sum`` is Σ sign(g_i), shape (d,), floating,
+    holding integers; ``votes``, which ``prose`` needs, is Σ |sign(g_i)|. M has the shape and dtype of ``sign_sum``.
     """
     needed = vote_threshold(p, num_clients)
     if p_means == "formula":

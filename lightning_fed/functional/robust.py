@@ -1,4 +1,8 @@
-"""Means of a cohort's updates that a minority of corrupted clients cannot move far."""
+"""Means of a cohort's updates that a minority of corrupted clients cannot move far.
+
+``updates`` are δ_i, shape (n, d), floating, n at least 1; a mean of them is of shape (d,), in their dtype.
+``num_corrupted`` is f.
+"""
 
 from collections.abc import Callable
 
@@ -27,28 +31,13 @@ _LOOKS_EVERY = 8
 
 
 def coordinate_median(updates: Tensor) -> Tensor:
-    """Computes the median of each coordinate (Yin et al., ICML 2018, Definition 1).
-
-    Args:
-        updates: δ_i, shape (n, d), floating, n at least 1.
-
-    Returns:
-        Shape (d,), in the dtype of ``updates``: the middle value, the mean of the middle two for even n.
-    """
+    """Computes the middle value of each coordinate, the mean of the middle two for even n; see ``CoordinateMedian``."""
     low, high = (len(updates) - 1) // 2, len(updates) // 2
     return _of_sorted(updates, lambda ordered: (ordered[low] + ordered[high]) / 2)
 
 
 def trimmed_mean(updates: Tensor, trim: int) -> Tensor:
-    """Computes the mean of each coordinate without its k smallest and k largest values (Yin et al., Definition 2).
-
-    Args:
-        updates: δ_i, shape (n, d), floating.
-        trim: k, values cut at each end; 2k < n.
-
-    Returns:
-        Shape (d,), in the dtype of ``updates``.
-    """
+    """Computes the mean of each coordinate without its k smallest and k largest values; see ``TrimmedMean``."""
     check_trim(len(updates), trim)
     return _of_sorted(updates, lambda ordered: ordered[trim : len(updates) - trim].mean(dim=0))
 
@@ -94,15 +83,7 @@ def _expect_enough(num_clients: int, times: int, num_corrupted: int, name: str) 
 
 
 def krum_scores(updates: Tensor, num_corrupted: int) -> Tensor:
-    """Computes each client's sum of squared distances to its n - f - 2 nearest others (Blanchard et al., 2017).
-
-    Args:
-        updates: δ_i, shape (n, d), floating.
-        num_corrupted: f; n >= 2f + 3.
-
-    Returns:
-        Scores, the lower the better, shape (n,), float64.
-    """
+    """Computes each client's sum of squared distances to its n - f - 2 nearest others, shape (n,), float64."""
     check_krum(len(updates), num_corrupted)
     return _scores(squared_distances(updates), num_corrupted)
 
@@ -114,12 +95,9 @@ def _scores(distances: Tensor, num_corrupted: int) -> Tensor:
 
 
 def krum_select(updates: Tensor, num_corrupted: int, num_selected: int = 1) -> Tensor:
-    """Selects the clients with the lowest Krum scores, scored once (Blanchard et al., NeurIPS 2017).
+    """Selects the rows of the m clients with the lowest Krum scores, scored once; shape (m,), int64.
 
-    Arguments are those of ``krum_scores``, and m = ``num_selected`` in [1, n].
-
-    Returns:
-        Rows of the m best, best first, equal scores in the order of ``value_order``; shape (m,), int64.
+    The best comes first, equal scores in the order of ``value_order``.
     """
     check_krum(len(updates), num_corrupted, num_selected)
     order = value_order(updates)
@@ -127,18 +105,11 @@ def krum_select(updates: Tensor, num_corrupted: int, num_selected: int = 1) -> T
 
 
 def bulyan(updates: Tensor, num_corrupted: int) -> Tensor:
-    """Computes Bulyan over Krum (El Mhamdi, Guerraoui, Rouault, ICML 2018, section 4).
+    """Computes the step of ``Bulyan``.
 
     Krum picks one client after another among those that are left, until θ = n - 2f are picked; equal scores, which the
     nearest two always have once each counts one neighbour, go by ``value_order``. Each coordinate is then the mean of
     their θ - 2f values nearest to its median. f = 0 is the mean of all.
-
-    Args:
-        updates: δ_i, shape (n, d), floating.
-        num_corrupted: f; n >= 4f + 3.
-
-    Returns:
-        Shape (d,), in the dtype of ``updates``.
     """
     check_bulyan(len(updates), num_corrupted)
     left, picked, distances = value_order(updates).tolist(), list[int](), squared_distances(updates).cpu()
@@ -157,14 +128,11 @@ def bulyan(updates: Tensor, num_corrupted: int) -> Tensor:
 def geometric_median(
     updates: Tensor, weights: Tensor, iterations: int = 100, tolerance: float = 1e-6, smoothing: float = 1e-6
 ) -> Tensor:
-    """Computes the point with the least weighted sum of distances, by the smoothed Weiszfeld algorithm.
+    """Computes the point with the least weighted sum of distances, for ``GeometricMedian``, in float64.
 
-    From the weighted mean, z <- Σ β_i δ_i / Σ β_i with β_i = p_i / max(ν, ‖z - δ_i‖) (Pillutla, Kakade, Harchaoui,
-    "Robust Aggregation for Federated Learning", 2019). It ends when z moves by at most ``tolerance`` times the harmonic
-    mean of the distances ‖z - δ_i‖, which far-off updates cannot raise, or after ``iterations``; ν is ``smoothing``.
-
-    Args are ``updates``, δ_i of shape (n, d), floating, and ``weights``, p_i of shape (n,), not negative, with a
-    positive sum. The result is of shape (d,), in the dtype of ``updates``; computed in float64.
+    From the weighted mean, z <- Σ β_i δ_i / Σ β_i with β_i = p_i / max(ν, ‖z - δ_i‖), the smoothed Weiszfeld algorithm.
+    It ends when z moves by at most ``tolerance`` times the harmonic mean of the distances ‖z - δ_i‖, which far-off
+    updates cannot raise, or after ``iterations``; ν is ``smoothing``. The p_i, shape (n,), need a positive sum.
     """
     wide = wide_dtype(updates)
     shares = (weights / weights.sum()).to(updates.device, wide)  # so that 1 / Σ pulls is the harmonic mean

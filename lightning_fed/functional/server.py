@@ -1,7 +1,8 @@
 """Server rules: the step of the global vector, from the cohort's pseudo-gradient and the server's state.
 
-Every step returns u, before mask and server learning rate, and then the new server state; its arguments are left as
-they are. Δ = Σ p_i δ_i with δ_i = w_i - w is the pseudo-gradient, in the server's direction of travel.
+Every step returns u, before mask and server learning rate, and then the new server state, each of shape (d,) in the
+dtype of ``mean``; its arguments are left as they are. ``mean`` is the pseudo-gradient Δ = Σ p_i δ_i with δ_i = w_i - w,
+in the server's direction of travel. The aggregators' docstrings have the equations, and their sources.
 """
 
 import torch
@@ -13,17 +14,10 @@ __all__ = ["fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step", "fe
 
 
 def fedexp_factor(mean: Tensor, mean_square: Tensor, epsilon: float) -> Tensor:
-    """Computes η_g = max(1, Σ p_i ‖δ_i‖² / (2 (‖Δ‖² + ε))) (Jhunjhunwala, Wang, Joshi, ICLR 2023, Algorithm 1).
+    """Computes the factor max(1, Σ p_i ‖δ_i‖² / (2 (‖Δ‖² + ε))) of ``FedExP``, shape (), in double precision.
 
-    In double precision, and 1 where ε is 0 and Δ too, or what is left of updates that cancel but for their rounding.
-
-    Args:
-        mean: Δ, shape (d,), floating.
-        mean_square: Σ p_i ‖δ_i‖², shape ().
-        epsilon: ε, at least 0, in the unit of squared updates.
-
-    Returns:
-        η_g, shape (), as wide as ``mean_square``.
+    It is 1 where ε is 0 and Δ too, or what is left of updates that cancel but for their rounding. ``mean_square`` is
+    Σ p_i ‖δ_i‖².
     """
     below = 2 * (torch.linalg.vector_norm(mean, dtype=wide_dtype(mean)).square() + epsilon)
     hidden = 2 * (16 * torch.finfo(mean.dtype).eps) ** 2 * mean_square
@@ -31,33 +25,13 @@ def fedexp_factor(mean: Tensor, mean_square: Tensor, epsilon: float) -> Tensor:
 
 
 def fedavgm_step(mean: Tensor, momentum: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Computes m <- β m + Δ and u = m (Hsu, Qi and Brown, 2019, "Measuring the Effects of Non-Identical Data").
-
-    β = 0 is FedAvg, bit for bit.
-
-    Args:
-        mean: Δ, shape (d,), floating.
-        momentum: m, shape (d,), zeros before the first round.
-        beta: β in [0, 1).
-
-    Returns:
-        u and the new m, each of shape (d,) in the dtype of ``mean``.
-    """
+    """Computes the step of ``FedAvgM``, and m, zero before the first round; β = 0 is FedAvg, bit for bit."""
     new = momentum * beta + mean
     return new, new
 
 
 def fedadagrad_step(mean: Tensor, second: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Computes v <- v + Δ² and u = Δ / (√v + ε) (Reddi et al., ICLR 2021, Algorithm 2, with β1 = 0).
-
-    Args:
-        mean: Δ, shape (d,), floating.
-        second: v >= 0, shape (d,), ε² before the first round.
-        epsilon: ε above 0, Reddi's τ.
-
-    Returns:
-        u and the new v, each of shape (d,) in the dtype of ``mean``.
-    """
+    """Computes the step of ``FedAdagrad``, and v, which is at least 0."""
     second = second + mean.square()
     return mean / (second.sqrt() + epsilon), second
 
@@ -65,14 +39,7 @@ def fedadagrad_step(mean: Tensor, second: Tensor, epsilon: float) -> tuple[Tenso
 def fedadam_step(
     mean: Tensor, first: Tensor, second: Tensor, beta1: float, beta2: float, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes FedAdam's step (Reddi et al., ICLR 2021, Algorithm 2).
-
-    z <- β1 z + (1 - β1) Δ; v <- β2 v + (1 - β2) Δ²; u = z / (√v + ε), without bias correction. z = ``first`` is zero
-    before the first round, β1 and β2 are in [0, 1); the other arguments are those of ``fedadagrad_step``.
-
-    Returns:
-        u, the new z and the new v, each of shape (d,) in the dtype of ``mean``.
-    """
+    """Computes the step of ``FedAdam``, and z = ``first``, zero before the first round, and v = ``second``."""
     first = first * beta1 + mean * (1 - beta1)
     second = second * beta2 + mean.square() * (1 - beta2)
     return first / (second.sqrt() + epsilon), first, second
@@ -81,10 +48,9 @@ def fedadam_step(
 def fedyogi_step(
     mean: Tensor, first: Tensor, second: Tensor, beta1: float, beta2: float, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes FedYogi's step (Reddi et al., ICLR 2021, Algorithm 2): FedAdam with another v.
+    """Computes the step of ``FedYogi``, which is FedAdam with another v, and z and v.
 
-    v <- v - (1 - β2) Δ² sign(v - Δ²): v follows Δ² by steps whose size does not depend on v, and stays at least 0.
-    Arguments and results are those of ``fedadam_step``.
+    v follows Δ² by steps whose size does not depend on v, and stays at least 0.
     """
     first = first * beta1 + mean * (1 - beta1)
     square = mean.square()
@@ -95,19 +61,10 @@ def fedyogi_step(
 def feddyn_step(
     mean: Tensor, correction: Tensor, alpha: float, num_clients: int, num_registered: int
 ) -> tuple[Tensor, Tensor]:
-    """Computes the server's half of FedDyn (Acar et al., ICLR 2021, Algorithm 1).
+    """Computes the step of ``FedDynServer``, and h, zero before the first round; here Δ is the unweighted mean.
 
-    h <- h - α (1/N) Σ_i δ_i; u = (1/n) Σ_i δ_i - h/α. In exact arithmetic u does not depend on α.
-
-    Args:
-        mean: (1/n) Σ δ_i, the unweighted mean, shape (d,), floating.
-        correction: h, shape (d,), zeros before the first round.
-        alpha: α above 0, the same as the clients'.
-        num_clients: n, the clients that entered the round.
-        num_registered: N, all clients of the data set that hold samples.
-
-    Returns:
-        u and the new h, each of shape (d,) in the dtype of ``mean``.
+    ``num_clients`` are those that entered the round, n; ``num_registered`` are all that hold samples, N. In exact
+    arithmetic u does not depend on α.
     """
     correction = correction - mean * (alpha * num_clients / num_registered)
     return mean - correction / alpha, correction
