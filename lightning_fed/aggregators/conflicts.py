@@ -178,15 +178,11 @@ class FedFV(CombiningAggregator):
         length = float(torch.linalg.vector_norm(step))
         # What is left of updates that cancel is only their rounding, and is not made as long as Δ.
         rounding = 16 * torch.finfo(update.updates.dtype).eps * float(self.step_weights.abs().numpy() @ self._lengths)
-        self._keep(update)
-        return (step * (self._square**0.5 / length if length > rounding else 0.0)).to(update.updates.dtype)
-
-    def _keep(self, update: ReducedUpdate) -> None:
-        """Keeps the updates that the next round may use."""
         if self.tau:
             rows = zip(update.clients, update.updates, strict=True)
             self.former.update({client.id: (update.round, row.clone()) for client, row in rows})
             self.former = {client: kept for client, kept in self.former.items() if kept[0] > update.round - self.tau}
+        return (step * (self._square**0.5 / length if length > rounding else 0.0)).to(update.updates.dtype)
 
     def state_dict(self) -> dict[str, Any]:
         return {"former": {client: (at, row.clone()) for client, (at, row) in self.former.items()}}

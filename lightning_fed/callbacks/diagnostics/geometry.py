@@ -19,9 +19,8 @@ __all__ = ["UpdateGeometry"]
 class UpdateGeometry(FederatedCallback):
     """Logs lengths and angles of the updates δ_i of the clients that entered the round, and of their mean Δ.
 
-    Cosines need no matrix of all updates: with the directions d_i = δ_i / ‖δ_i‖ and their sum s, the mean cosine of all
-    pairs is (‖s‖² - n) / (n (n - 1)), and the mean cosine to Δ is ⟨s, Δ⟩ / (n ‖Δ‖). Training is the same with and
-    without the callback, bit for bit.
+    Cosines need no matrix of all updates, only the sum of their directions: see ``direction_cosines``. Training is the
+    same with and without the callback, bit for bit.
 
     Logs ``update/norm`` and ``update/norm_max`` (mean and maximum of ‖δ_i‖), ``update/norm_mean`` (‖Δ‖, with the
     aggregator's weights), ``update/cosine`` (mean over pairs of clients with a nonzero update, if there are two),

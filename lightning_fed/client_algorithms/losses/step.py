@@ -87,7 +87,11 @@ class ClientLosses:
         tensors = {name: _view(vector[place], p).to(p.dtype) for name, p, place in places}
         tensors |= {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         found = ModelPass()
-        with torch.no_grad(), _as_reference(self.module), self._hooked(_keep(found)) as found.features:
+
+        def keep(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            found.output = output
+
+        with torch.no_grad(), _as_reference(self.module), self._hooked(keep) as found.features:
             functional_call(self.module, tensors, call.args, call.kwargs)
         return found
 
@@ -136,13 +140,6 @@ def _view(vector: Tensor, parameter: Tensor) -> Tensor:
     order = sorted(range(parameter.ndim), key=lambda dim: -strides[dim])
     shape = [parameter.shape[dim] for dim in order]
     return vector.view(shape).permute([order.index(dim) for dim in range(parameter.ndim)])
-
-
-def _keep(found: ModelPass) -> Callable[..., None]:
-    def keep(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        found.output = output
-
-    return keep
 
 
 @contextmanager
