@@ -64,6 +64,7 @@ class LocalOnly(_OwnModel):
     needs_local_buffers = True
 
     def check(self, trainer: Any) -> None:
+        """Refuses other rules than FedAvg, and buffers that the server would average."""
         super().check(trainer)
         if type(trainer.aggregator) is not FedAvg:
             raise FederatedError(
