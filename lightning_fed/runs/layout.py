@@ -22,7 +22,7 @@ _FEDERATED = (
 def expect_layout(checkpoint: dict[str, Any], source: str) -> None:
     """Refuses a checkpoint that is not from federated training, or that has a missing or changed part."""
     state = checkpoint.get("federated")
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or repr(state.get("format")) != repr(FORMAT):  # a tensor there has no truth value
         raise FederatedError(
             f"Expected {source} to be a checkpoint of federated training to resume from: to start a new run from its "
             "weights give it as `--weights` instead of `--ckpt_path`."
@@ -30,7 +30,7 @@ def expect_layout(checkpoint: dict[str, Any], source: str) -> None:
     sealed, found = state.get("seal"), seal_of(checkpoint)
     wrong = ["federated.seal"]
     if isinstance(sealed, dict):
-        wrong = [name for name in {**sealed, **found} if sealed.get(name) != found.get(name)]
+        wrong = [name for name in {**sealed, **found} if repr(sealed.get(name)) != repr(found.get(name))]
     if wrong:
         raise FederatedError(
             f"Expected {source} to be complete and unchanged, but `{wrong[0]}` is missing or not as it was "

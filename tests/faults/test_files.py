@@ -326,11 +326,12 @@ def test_each_part_of_a_checkpoint_is_checked(begun: Path) -> None:
         part = checkpoint["federated"]
         for parent in parents:
             part = part[parent]
-        part[key] = object()
-        if isinstance(key, str) and key not in ("format", "values"):
-            named = key if parents == ["seal"] else ".".join(["federated", *parents, key])
-            with pytest.raises(FederatedError, match=re.escape(f"`{named}")):
-                expect_layout(checkpoint, "it")
+        for wrong in (object(), torch.zeros(3)):  # a tensor is neither equal to a number nor other than it
+            part[key] = wrong
+            if isinstance(key, str) and key not in ("format", "values"):
+                named = key if parents == ["seal"] else ".".join(["federated", *parents, key])
+                with pytest.raises(FederatedError, match=re.escape(f"`{named}")):
+                    expect_layout(checkpoint, "it")
 
 
 def test_leftovers_go_with_the_next_start(begun: Path) -> None:
