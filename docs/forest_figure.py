@@ -17,9 +17,8 @@ from typing import Any
 
 import matplotlib
 
-from lightning_fed.lab.studies.comparison import PairedDifference, paired_difference
+from lightning_fed.lab.studies.comparison import PairedDifference, has_settled, is_near, paired_difference, verdict_on
 from lightning_fed.lab.studies.results import StudyRun, read_results, value_of_run
-from lightning_fed.lab.studies.verdict import has_settled, is_near, verdict_on
 
 matplotlib.use("Agg")
 from matplotlib.axes import Axes

@@ -8,7 +8,6 @@ from lightning_fed.core.files import png, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser, one_line
 from lightning_fed.lab.report import tables
-from lightning_fed.lab.report.budgets import derived_columns
 from lightning_fed.lab.report.load import MeasuredRun, group_runs, load_runs
 from lightning_fed.lab.report.page import report_page
 from lightning_fed.lab.report.plots import panels_figure
@@ -32,7 +31,7 @@ def main(argv: list[str]) -> int:
     methods, more_notes = group_runs(runs, metric)
     said = {run.goals[metric] for run in runs if metric in run.goals}
     goal = known_goal(metric, options.goal or (said.pop() if len(said) == 1 else None))
-    derived = derived_columns(methods, metric, options.x, options.budget, options.target, goal)
+    derived = tables.derived_columns(methods, metric, options.x, options.budget, options.target, goal)
     rows = tables.method_rows(methods, metric, derived, goal)
     curves = [run.columns[metric] for method in methods for run in method.runs]
     notes += [*more_notes, *tables.notes_on_ends(map(max, curves)), *tables.notes_on_window(curves, f"last {LAST}")]

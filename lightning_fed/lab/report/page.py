@@ -13,11 +13,9 @@ from lightning_fed.cli.yaml_loader import read_yaml
 from lightning_fed.core.files import read_regular
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import import_extra
-from lightning_fed.lab.report.budgets import is_measured
-from lightning_fed.lab.report.charts import curves_html
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.plots import AXES
-from lightning_fed.lab.report.tables import PREFERRED, Row, counted, table_cells, table_title
+from lightning_fed.lab.report.plots import AXES, curves_html
+from lightning_fed.lab.report.tables import PREFERRED, Row, counted, is_measured, table_cells, table_title
 from lightning_fed.runs.folder import read_rows
 from lightning_fed.runs.statistics import mean_of
 

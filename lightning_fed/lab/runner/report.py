@@ -8,8 +8,8 @@ from pathlib import Path
 from lightning_fed.core.files import png, write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import CommandParser, csv_text, expect_known, one_line
-from lightning_fed.lab.report.budgets import X_SUMS, columns_of
 from lightning_fed.lab.report.load import MeasuredRun
+from lightning_fed.lab.report.tables import X_SUMS, columns_of
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.gather import in_order, joined, unknown_runs

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lightning_fed.lab.report.tables import counted, over_seeds, summarize
+from lightning_fed.lab.studies.comparison import Verdict, pairs_needed, visible_gain
 from lightning_fed.lab.studies.formats import Block, column_head, without_constants
 from lightning_fed.lab.studies.results import StudyResults
 from lightning_fed.lab.studies.study import Study
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 from lightning_fed.lab.studies.tuned import tuned_block
-from lightning_fed.lab.studies.verdict import Verdict, pairs_needed, visible_gain
 
 __all__ = ["heading", "study_blocks", "table_lines"]
 

@@ -81,17 +81,16 @@ def still_improves(curve: _Curve, metric: str, goal: Goal | None = None) -> bool
     It does if the slope of a straight line through these evaluations is above twice its standard error
     √(Σ e² / (n - 2) / Σ (r - r̅)²), with residuals e at rounds r. None for fewer than 4 evaluations or a diverged run.
     """
+    from scipy.stats import linregress
+
     end = max(curve, default=0)
     rounds = np.array([at for at in curve if at > end - end / _FIFTH], dtype=np.float64)
     if len(rounds) < _FEWEST or is_lost(curve):
         return None
     values = np.array([curve[int(at)] for at in rounds]) * (-1 if goal_of(metric, goal, "report.goal") == "min" else 1)
-    away = rounds - rounds.mean()
-    slope = float(away @ values / (away @ away))
-    errors = values - values.mean() - slope * away
-    noise = math.sqrt(float(errors @ errors) / (len(rounds) - 2) / float(away @ away))
+    line = linregress(rounds, values)
     rounding = 1e-12 * float(np.abs(values).max())  # of equal values
-    return slope > max(_NOISE * noise, rounding)
+    return bool(line.slope > max(_NOISE * line.stderr, rounding))
 
 
 def _on_plateau(runs: Sequence[StudyRun], report: Report, metric: str) -> str:

@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from lightning_fed.lab.common import import_extra, one_line
-from lightning_fed.lab.report.budgets import is_measured
-from lightning_fed.lab.report.charts import curves_html
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.lab.report.page import MOST_LINES, details_of_runs, html_table, section, whole_page
-from lightning_fed.lab.report.plots import AXES, panels_figure
+from lightning_fed.lab.report.plots import AXES, curves_html, panels_figure
+from lightning_fed.lab.report.tables import is_measured
 from lightning_fed.lab.studies.formats import Block, column_head, paragraphs
 from lightning_fed.lab.studies.results import StudyRun, is_lost
 from lightning_fed.lab.studies.table import StudyTable, TableCell

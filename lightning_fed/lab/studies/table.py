@@ -11,12 +11,20 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.tables import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
 from lightning_fed.lab.studies.cells import combinations
-from lightning_fed.lab.studies.comparison import PairedDifference, average_ranks, holm_adjusted, paired_difference
+from lightning_fed.lab.studies.comparison import (
+    PairedDifference,
+    Verdict,
+    average_ranks,
+    has_settled,
+    holm_adjusted,
+    is_near,
+    paired_difference,
+    verdict_on,
+)
 from lightning_fed.lab.studies.levels import value_of, with_levels
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import Report, Study, reported_axes
-from lightning_fed.lab.studies.verdict import Verdict, has_settled, is_near, verdict_on
 from lightning_fed.runs.statistics import first_as_good, goal_of, is_reached
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
@@ -85,10 +93,9 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
             "Expected `report.statistic` to use evaluated rounds, got "
             f"{', '.join(study.report.statistic)} of runs that end at round {max(run.rounds for run in results.runs)}."
         )
-    cells = _compared(cells, study, row_axes, column_axes)
     if published is not None:
         cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
-    cells = _judged(cells, study, row_axes, column_axes)
+    cells = _compared(cells, study, row_axes, column_axes)
     rows = _in_order({row for row, _ in cells}, row_axes, study)
     columns = _in_order({column for _, column in cells}, column_axes, study)
     cells = {key: cells[key] for key in product(rows, columns) if key in cells}
@@ -173,20 +180,22 @@ def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, report
 def _compared(
     cells: dict[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
 ) -> dict[tuple[Key, Key], TableCell]:
-    """Compares each cell with its baseline cell, and adjusts the p-values for the number of tests."""
-    compared, tests = dict(cells), dict[tuple[tuple[float, ...], ...], float]()
-    pairs = [*_pairs(cells, study, row_axes, column_axes)]
-    for key, other in pairs:
-        cell = compared[key] = replace(cells[key], difference=_difference(cells[key], cells[other]))
-        assert cell.difference is not None
-        # Equal cells are not a test, and a pair of cells that occurs twice is one test.
-        if cell.difference.std > 0 or cell.difference.p_value < 1:
-            tests[cell.values, cells[other].values] = cell.difference.p_value
+    """Compares each cell with its baseline cell, adjusts the p-values for the number of tests, and adds verdicts."""
+    pairs = dict(_pairs(cells, study, row_axes, column_axes))
+    found = {key: _difference(cells[key], cells[other]) for key, other in pairs.items()}
+    values = {key: (cells[key].values, cells[other].values) for key, other in pairs.items()}
+    # Equal cells are not a test, and a pair of cells that occurs twice is one test.
+    tests = {values[key]: one.p_value for key, one in found.items() if one.std > 0 or one.p_value < 1}
     adjusted = dict(zip(tests, holm_adjusted([*tests.values()]).tolist(), strict=True))
-    for key, other in pairs:
-        p_holm = adjusted.get((cells[key].values, cells[other].values), math.nan)
-        compared[key] = replace(compared[key], p_holm=p_holm)
-    return compared
+    return cells | {
+        key: replace(
+            cells[key],
+            difference=one,
+            p_holm=adjusted.get(values[key], math.nan),
+            verdict=_verdict(cells[key], cells[pairs[key]], one, study.report),
+        )
+        for key, one in found.items()
+    }
 
 
 def _pairs(
@@ -200,30 +209,19 @@ def _pairs(
             yield key, other
 
 
-def _judged(
-    cells: dict[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
-) -> dict[tuple[Key, Key], TableCell]:
-    """Adds a verdict to each difference: on the published gain, or else on the smallest gain of interest."""
-    judged, report = dict(cells), study.report
-    for key, other in _pairs(cells, study, row_axes, column_axes):
-        cell, baseline = cells[key], cells[other]
-        difference = cell.difference
-        claimed = report.gain_in(cell.names["metric"])
-        mean, unit = baseline.summary.mean, 100 if cell.percent else 1
-        scale = 1.0 if cell.percent else abs(mean)
-        level = all(
-            has_settled([run.curves[one.names["metric"]] for run in one.runs], scale) for one in (cell, baseline)
-        )
-        if cell.published is not None and baseline.published is not None:
-            claimed = (cell.published.value - baseline.published.value) / unit
-            level = level or is_near(mean, baseline.published.value / unit, scale)
-        learned = True
-        if cell.names["metric"] == report.metric[0] and report.learned is not None:
-            less = goal_of(report.metric[0], report.goal_in(report.metric[0]), "report.goal") == "min"
-            learned = (min if less else max)(mean, report.learned) == mean
-        if difference is not None:
-            judged[key] = replace(cell, verdict=verdict_on(difference, claimed, level, learned))
-    return judged
+def _verdict(cell: TableCell, baseline: TableCell, difference: PairedDifference, report: Report) -> Verdict | None:
+    """Judges the published gain, or else the smallest gain of interest."""
+    metric, mean, unit = cell.names["metric"], baseline.summary.mean, 100 if cell.percent else 1
+    claimed, scale = report.gain_in(metric), 1.0 if cell.percent else abs(mean)
+    level = all(has_settled([run.curves[one.names["metric"]] for run in one.runs], scale) for one in (cell, baseline))
+    if cell.published is not None and baseline.published is not None:
+        claimed = (cell.published.value - baseline.published.value) / unit
+        level = level or is_near(mean, baseline.published.value / unit, scale)
+    learned = True
+    if metric == report.metric[0] and report.learned is not None:
+        less = goal_of(metric, report.goal_in(metric), "report.goal") == "min"
+        learned = (min if less else max)(mean, report.learned) == mean
+    return verdict_on(difference, claimed, level, learned)
 
 
 def _difference(cell: TableCell, baseline: TableCell) -> PairedDifference:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
 
-from lightning_fed.lab.report.charts import tuning_html
+from lightning_fed.lab.report.plots import tuning_html
 from lightning_fed.lab.report.tables import counted, is_share
 from lightning_fed.lab.studies.formats import Block, column_head, without_constants
 from lightning_fed.lab.studies.results import BESIDE, Trial

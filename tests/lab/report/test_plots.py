@@ -7,9 +7,9 @@ from matplotlib.colors import to_hex
 
 from lightning_fed.core.logged_values import TOTALS
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.budgets import X_SUMS
 from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.plots import AXES, curve, limits, panels_figure
+from lightning_fed.lab.report.tables import X_SUMS
 from tests.lab.report.parts import method
 
 

@@ -1,5 +1,8 @@
+"""Tests of differences against independent formulas, verdicts by hand, and power by the noncentral t, integrated."""
+
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -7,7 +10,22 @@ import pytest
 from scipy import integrate, special
 
 from lightning_fed.lab.studies import comparison
-from lightning_fed.lab.studies.comparison import average_ranks, holm_adjusted, paired_difference
+from lightning_fed.lab.studies.comparison import (
+    PairedDifference,
+    average_ranks,
+    has_settled,
+    holm_adjusted,
+    is_near,
+    paired_difference,
+    pairs_needed,
+    power,
+    verdict_on,
+    visible_gain,
+)
+from lightning_fed.lab.studies.results import StudyResults
+from lightning_fed.lab.studies.study import Report
+from lightning_fed.lab.studies.table import study_table
+from tests.lab.studies.parts import some_study, study_run
 
 VALUES = np.random.default_rng(1).normal(0.8, 0.02, (2, 40)).round(4)
 
@@ -116,3 +134,169 @@ def test_a_difference_of_rounding_is_none() -> None:
     values = [0.1 + 0.2, 0.1 + 0.2, 0.1 + 0.2]
     assert paired_difference(values, [0.3] * 3).p_value == 1.0
     assert paired_difference([0.31] * 3, [0.3] * 3).p_value == 0.0
+
+
+# t(0.975) of a table.
+EDGE = {2: 12.706205, 3: 4.302653, 5: 2.776445, 10: 2.262157, 30: 2.045230}
+
+
+def seen(gain: float, std: float, n: int) -> float:
+    """P(|mean / (s / √n)| > t*) of n normal differences, over the chi distribution of s √(n - 1) / std."""
+    df, shift = n - 1, gain * math.sqrt(n) / std
+
+    def given(chi: float) -> float:
+        edge = EDGE[n] * chi / math.sqrt(df)
+        density = chi ** (df - 1) * math.exp(-chi * chi / 2) / (2 ** (df / 2 - 1) * special.gamma(df / 2))
+        return float(density * (special.ndtr(shift - edge) + special.ndtr(-shift - edge)))
+
+    return float(integrate.quad(given, 0, 40, limit=500, points=[math.sqrt(df)])[0])
+
+
+@pytest.mark.parametrize("n", list(EDGE))
+@pytest.mark.parametrize("gain", [0.0, 0.3, -1.0, 2.5])
+def test_power_is_the_chance_to_reject(n: int, gain: float) -> None:
+    assert power(gain, 1.5, n) == pytest.approx(seen(gain, 1.5, n), abs=2e-5)
+
+
+@pytest.mark.parametrize("n", list(EDGE))
+def test_the_visible_gain_is_seen_four_times_in_five(n: int) -> None:
+    assert seen(visible_gain(0.7, n), 0.7, n) == pytest.approx(0.8, abs=2e-5)
+
+
+def test_power_by_drawing() -> None:
+    drawn = np.random.default_rng(0).normal(0.9, 1.0, (200_000, 10))
+    t = drawn.mean(axis=1) / drawn.std(axis=1, ddof=1) * math.sqrt(10)
+    assert power(0.9, 1.0, 10) == pytest.approx(float((np.abs(t) > EDGE[10]).mean()), abs=4e-3)
+
+
+@pytest.mark.parametrize(("gain", "std"), [(0.7, 2.4), (-0.7, 2.4), (5.0, 1.0), (0.5, 0.01), (0.05, 1.0)])
+def test_the_seeds_that_are_needed_are_the_fewest(gain: float, std: float) -> None:
+    n = pairs_needed(gain, std)
+    assert n is not None
+    assert power(gain, std, n) >= 0.8 - 1e-9
+    assert n == 2 or power(gain, std, n - 1) < 0.8
+
+
+def test_what_no_number_of_seeds_sees() -> None:
+    assert pairs_needed(0.0, 1.0) is None
+    assert pairs_needed(1e-6, 1.0) is None
+    assert pairs_needed(1.0, math.nan) is None
+    assert math.isnan(visible_gain(math.nan, 1))
+
+
+@pytest.mark.parametrize(
+    ("interval", "claimed", "level", "learned", "word"),
+    [
+        ((0.1, 0.9), 0.5, False, True, "reproduced"),
+        ((0.1, 0.2), 0.5, True, True, "reproduced"),
+        ((-0.1, 0.4), 0.5, True, True, "contradicted"),
+        ((-0.1, 0.4), 0.5, False, True, "undecided"),
+        ((-0.1, 0.6), 0.5, True, True, "undecided"),
+        ((-0.9, -0.1), 0.5, True, True, "contradicted"),
+        ((-0.9, -0.1), -0.5, False, True, "reproduced"),
+        ((-0.4, 0.1), -0.5, True, True, "contradicted"),
+        ((0.1, 0.9), -0.5, True, True, "contradicted"),
+        ((0.1, 0.9), 0.5, True, False, "nothing learned"),
+    ],
+)
+def test_verdicts(interval: tuple[float, float], claimed: float, level: bool, learned: bool, word: str) -> None:
+    found = verdict_on(PairedDifference(3, sum(interval) / 2, interval, interval, 0.1, 1.0), claimed, level, learned)
+    assert found is not None
+    assert (found.word, found.claimed) == (word, claimed)
+
+
+def test_no_verdict_without_a_claim_or_an_interval() -> None:
+    assert verdict_on(paired_difference([0.5, 0.6], [0.4, 0.6]), 0.0, True, True) is None
+    assert verdict_on(paired_difference([0.5], [0.4]), 0.1, True, True) is None
+
+
+def curve(*values: float) -> dict[int, float]:
+    return dict(enumerate(values, start=1))
+
+
+def test_a_plateau_is_a_flat_end() -> None:
+    rising, flat = [0.5 + 0.001 * at for at in range(100)], [0.9 - 0.4 * 0.9**at for at in range(100)]
+    assert not has_settled([curve(*rising)], 1.0)  # a point in the last tenth
+    assert has_settled([curve(*flat)], 1.0)
+    assert not has_settled([curve(*flat), curve(*(2 * value for value in rising))], 1.0)  # of the mean over seeds
+    assert has_settled([curve(*rising)], 2.5)
+    assert not has_settled([], 1.0)
+    assert not has_settled([{1: 0.5}], 1.0)  # a single round tells nothing
+
+
+def test_near_is_three_points() -> None:
+    assert is_near(0.83, 0.86, 1.01)
+    assert not is_near(0.82, 0.86, 1.0)
+
+
+def results(gain: float, baseline: float = 0.8) -> StudyResults:
+    runs = []
+    for rule, more in (("FedAvg", 0.0), ("FedAvg, masked", gain)):
+        for data in ("mnist", "fmnist"):
+            for seed in (0, 13):
+                high = baseline + more + seed / 1000
+                runs.append(study_run(seed, {"test/acc": dict.fromkeys(range(1, 21), high)}, rule=rule, data_set=data))
+    return StudyResults("two_rules", "cpu", tuple(runs))
+
+
+@pytest.mark.parametrize(
+    ("gain", "report", "word"),
+    [
+        (0.02, {"gain": 0.05}, "reproduced"),
+        (0.0, {"gain": 0.05}, "contradicted"),
+        (-0.02, {"gain": 0.05}, "contradicted"),
+        (0.02, {"gain": 0.05, "learned": 0.9}, "nothing learned"),
+        (0.02, {}, None),
+    ],
+)
+def test_a_table_judges_the_smallest_gain_of_interest(gain: float, report: dict[str, float], word: str | None) -> None:
+    table = study_table(some_study(**report), results(gain))
+    words = [cell.verdict and cell.verdict.word for cell in table.cells.values() if cell.difference]
+    assert words == [word, word]
+    assert isinstance(Report().gain, type(None))
+
+
+def test_equal_cells_are_no_test_and_the_same_two_cells_are_one() -> None:
+    runs = [*results(0.0).runs]
+    unequal = [
+        study_run(
+            seed, {"test/acc": {1: 0.8 + seed / 1000 + 0.01 * (seed == 13)}}, rule="FedAvg, masked", data_set=name
+        )
+        for name in ("mnist", "fmnist")
+        for seed in (0, 13)
+    ]
+    equal = study_table(some_study(), StudyResults("two_rules", "cpu", tuple(runs)))
+    assert all(math.isnan(cell.p_holm) for cell in equal.cells.values())
+    kept = [run for run in runs if run.axes["rule"] == "FedAvg"]
+    table = study_table(some_study(), StudyResults("two_rules", "cpu", (*kept, *unequal)))
+    tested = [cell for cell in table.cells.values() if cell.difference]
+    assert len(tested) == 2
+    assert [cell.p_holm for cell in tested] == [cell.difference and cell.difference.p_value for cell in tested]
+
+
+def test_cells_with_no_pairs_and_cells_that_diverged_are_no_tests() -> None:
+    """One setting is tested, beside one with a seed on each side and one that is lost: its p-value stays as it is."""
+    accuracies = {0: (0.8, 0.82), 13: (0.8, 0.83)}
+    whole = [
+        study_run(seed, {"test/acc": {1: value}}, rule=rule, data_set="mnist")
+        for seed, pair in accuracies.items()
+        for rule, value in zip(("FedAvg", "FedAvg, masked"), pair, strict=True)
+    ]
+    base = [study_run(seed, {"test/acc": {1: 0.7 + seed / 100}}, rule="FedAvg", data_set="fmnist") for seed in (0, 13)]
+    for others in (
+        [study_run(13, {"test/acc": {1: 0.9}}, rule="FedAvg, masked", data_set="fmnist")],
+        [study_run(seed, {"test/acc": {1: math.nan}}, rule="FedAvg, masked", data_set="fmnist") for seed in (0, 13)],
+    ):
+        table = study_table(some_study(), StudyResults("two_rules", "cpu", (*whole, *base, *others)))
+        tested, empty = (cell for cell in table.cells.values() if cell.difference)
+        assert tested.difference is not None
+        assert tested.p_holm == tested.difference.p_value < 1
+        assert math.isnan(empty.p_holm)
+
+
+@pytest.mark.parametrize(("learned", "word"), [(1.0, "reproduced"), (0.5, "nothing learned")])
+def test_less_is_better_of_a_loss(learned: float, word: str) -> None:
+    runs = [replace(run, curves={"val/loss": run.curves["test/acc"]}) for run in results(-0.02).runs]
+    study = some_study(metric=["val/loss"], gain=-0.01, learned=learned)
+    table = study_table(study, StudyResults("two_rules", "cpu", tuple(runs)))
+    assert [cell.verdict.word for cell in table.cells.values() if cell.verdict] == [word, word]
