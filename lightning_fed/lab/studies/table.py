@@ -10,18 +10,8 @@ import numpy as np
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.tables import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
+from lightning_fed.lab.studies import comparison
 from lightning_fed.lab.studies.cells import combinations
-from lightning_fed.lab.studies.comparison import (
-    PairedDifference,
-    Verdict,
-    average_ranks,
-    has_settled,
-    holm_adjusted,
-    is_near,
-    paired_difference,
-    verdict_on,
-)
-from lightning_fed.lab.studies.levels import value_of, with_levels
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import Report, Study, reported_axes
@@ -43,10 +33,10 @@ class TableCell:
     values: tuple[float, ...]  # the statistic of each run; NaN where it diverged
     percent: bool  # whether it is an accuracy in [0, 1], which is shown in percent
     to_target: Summary | None = None  # rounds to the target, over seeds
-    difference: PairedDifference | None = None  # to the baseline, over the seeds that both have
+    difference: comparison.PairedDifference | None = None  # to the baseline, over the seeds that both have
     p_holm: float = math.nan  # p-value of the difference, adjusted for all tests of the table
     published: Figure | None = None
-    verdict: Verdict | None = None  # on the published gain, or the smallest of interest
+    verdict: comparison.Verdict | None = None  # on the published gain, or the smallest of interest
 
     @property
     def summary(self) -> Summary:
@@ -85,7 +75,7 @@ class StudyTable:
 def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
     """Makes the table of a study, in the profile that was run, with the published figures that its report names."""
     _expect_of_study(study, results)
-    results, on_levels = with_levels(study, results)
+    results, on_levels = comparison.with_levels(study, results)
     row_axes, column_axes = _table_axes(study, results)
     cells = _cells(study, results.runs, row_axes, column_axes)
     if not cells:
@@ -169,7 +159,7 @@ def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, report
     goal, target = report.goal_in(metric), report.target if metric == report.metric[0] else None
     if target is not None or names["statistic"] == "best":
         goal = goal_of(metric, goal, "report.goal")
-    values = tuple(value_of(run, names["statistic"], metric, goal) for run in runs)
+    values = tuple(comparison.value_of(run, names["statistic"], metric, goal) for run in runs)
     reached = None
     if target is not None:
         rounds = [None if is_lost(curve) else first_as_good(curve, metric, target, goal) for curve in curves]
@@ -186,7 +176,7 @@ def _compared(
     values = {key: (cells[key].values, cells[other].values) for key, other in pairs.items()}
     # Equal cells are not a test, and a pair of cells that occurs twice is one test.
     tests = {values[key]: one.p_value for key, one in found.items() if one.std > 0 or one.p_value < 1}
-    adjusted = dict(zip(tests, holm_adjusted([*tests.values()]).tolist(), strict=True))
+    adjusted = dict(zip(tests, comparison.holm_adjusted([*tests.values()]).tolist(), strict=True))
     return cells | {
         key: replace(
             cells[key],
@@ -209,25 +199,28 @@ def _pairs(
             yield key, other
 
 
-def _verdict(cell: TableCell, baseline: TableCell, difference: PairedDifference, report: Report) -> Verdict | None:
+def _verdict(
+    cell: TableCell, baseline: TableCell, difference: comparison.PairedDifference, report: Report
+) -> comparison.Verdict | None:
     """Judges the published gain, or else the smallest gain of interest."""
     metric, mean, unit = cell.names["metric"], baseline.summary.mean, 100 if cell.percent else 1
     claimed, scale = report.gain_in(metric), 1.0 if cell.percent else abs(mean)
-    level = all(has_settled([run.curves[one.names["metric"]] for run in one.runs], scale) for one in (cell, baseline))
+    sides = [[run.curves[one.names["metric"]] for run in one.runs] for one in (cell, baseline)]
+    level = all(comparison.has_settled(curves, scale) for curves in sides)
     if cell.published is not None and baseline.published is not None:
         claimed = (cell.published.value - baseline.published.value) / unit
-        level = level or is_near(mean, baseline.published.value / unit, scale)
+        level = level or comparison.is_near(mean, baseline.published.value / unit, scale)
     learned = True
     if metric == report.metric[0] and report.learned is not None:
         less = goal_of(metric, report.goal_in(metric), "report.goal") == "min"
         learned = (min if less else max)(mean, report.learned) == mean
-    return verdict_on(difference, claimed, level, learned)
+    return comparison.verdict_on(difference, claimed, level, learned)
 
 
-def _difference(cell: TableCell, baseline: TableCell) -> PairedDifference:
+def _difference(cell: TableCell, baseline: TableCell) -> comparison.PairedDifference:
     ours, theirs = ({run.seed: value for run, value in zip(c.runs, c.values, strict=True)} for c in (cell, baseline))
     shared = [seed for seed in ours if seed in theirs]
-    return paired_difference([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
+    return comparison.paired_difference([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
 
 
 def _figure(published: PublishedFigures, cell: TableCell) -> Figure | None:
@@ -250,7 +243,7 @@ def _ranks(table: StudyTable, report: Report) -> tuple[float, ...] | None:
         return None
     means = np.array([[np.mean(cells[method, other].values) for other in whole] for method in methods])
     goal = report.goal_in(measures[0][0])
-    return tuple(average_ranks(means, goal == "min").tolist()) if goal else None
+    return tuple(comparison.average_ranks(means, goal == "min").tolist()) if goal else None
 
 
 def _notes(study: Study, results: StudyResults) -> list[str]:
