@@ -1,32 +1,42 @@
 """``lightning-fed attack --ckpt_path RUN_OR_FILE``: membership inference against the model of a run."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lightning_fed.cli.exits import exit_with
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.core.files import png, write_atomically
+from lightning_fed.data import FederatedDataModule, Split
+from lightning_fed.data.evaluation import num_samples
+from lightning_fed.data.sources import BatchSource
+from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack import figures
 from lightning_fed.lab.attack.options import FIGURES, TABLE, AttackOptions, expect_sound_attack
-from lightning_fed.lab.attack.shadows import Draw, Outputs, read_outputs, shadow_confidences
 from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.plots import COLOURS
+from lightning_fed.models.scores import class_scores
 from lightning_fed.trainer import FederatedTrainer
+from lightning_fed.trainer.evaluation import named_loaders
 from lightning_fed.trainer.options import expect_datamodule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["main"]
+__all__ = ["Build", "Outputs", "main", "read_outputs", "shadow_confidences"]
+
+Build: TypeAlias = Callable[[int], tuple[FederatedTrainer, LightningModule]]
 
 _DESCRIPTION = (
     "Tells training samples from test samples by the outputs of a trained classifier. Data, model and trainer come "
@@ -42,6 +52,19 @@ class _Attack(NamedTuple):
     members: Tensor
     others: Tensor
     threshold: float
+
+
+class Outputs(NamedTuple):
+    """Logits, shape (n, C), float64; labels, and the index of each sample in its set, shape (n,), int64."""
+
+    logits: Tensor
+    labels: Tensor
+    rows: Tensor
+
+    @property
+    def confidences(self) -> Tensor:
+        """The log-odds of each sample's own label, shape (n,)."""
+        return figures.confidences(self.logits, self.labels)
 
 
 class _AttackCLI(FederatedCLI):
@@ -69,21 +92,21 @@ def main(words: list[str]) -> int:
     checkpoint, config = _find(words)
     words = [*(["--config", str(config)] if config is not None else []), *words]
     cli = _AttackCLI(words)
-    options = cli._options(cli.config)
+    given = cli._options(cli.config)
+    options = AttackOptions(**{name: given[name] for name in vars(AttackOptions())})
     expect_sound_attack(options, "--")
-    draw = Draw(options["test_set"], options["samples"], options["draw_seed"])
     data = expect_datamodule(cli.model, cli.datamodule, train=None)
-    members, others = read_outputs(cli.trainer, cli.model, data, checkpoint, draw)
+    members, others = read_outputs(cli.trainer, cli.model, data, checkpoint, options)
     attacks = _attacks(members, others)
-    if options["shadows"]:
+    if options.shadows:
         with TemporaryDirectory() as runs:
             build = partial(_build_shadow, words, cli.trainer.seed, runs)
-            expected = shadow_confidences(build, data, options["shadows"], draw, options["weights"])
+            expected = shadow_confidences(build, data, options, given["weights"])
         attacks["calibrated"] = _by_threshold(members.confidences - expected[0], others.confidences - expected[1])
     if not cli.trainer.is_global_zero:
         return 0
-    rows = {name: _figures(attack, options["bootstrap"], options["draw_seed"]) for name, attack in attacks.items()}
-    folder = Path(options["output"] or (config.parent if config is not None else "."))
+    rows = {name: _figures(attack, options.bootstrap, options.draw_seed) for name, attack in attacks.items()}
+    folder = Path(given["output"] or (config.parent if config is not None else "."))
     print(f"membership inference on {checkpoint}: {len(members.labels)} training and as many test samples\n")
     lines = [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
     print(aligned([["attack", *_TITLES], *lines]))
@@ -183,3 +206,116 @@ def _roc_figure(attacks: Mapping[str, _Attack]) -> "Figure":
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     return figure
+
+
+def read_outputs(
+    trainer: FederatedTrainer, module: LightningModule, data: Any, checkpoint: Path | None, options: AttackOptions
+) -> tuple[Outputs, Outputs]:
+    """Runs a trained classifier on equally many training samples of all clients and test samples, drawn at random.
+
+    Training samples are read without augmentation; ``forward`` must return scores of shape (B, C). Without a
+    checkpoint the classifier keeps its current weights.
+
+    Returns:
+        Members and non-members in random order; the same draw gives the same order.
+    """
+    generator = torch.Generator().manual_seed(options.draw_seed)
+    rows: Tensor
+
+    def loaders() -> dict[str, Any]:
+        nonlocal rows
+        others = _test_set(named_loaders(data.test_dataloader()), options.test_set)
+        source: BatchSource = data.train_source()
+        source = getattr(source, "unaugmented", source)
+        most = num_samples(others) if options.samples is None else min(options.samples, num_samples(others))
+        rows = torch.randperm(int(np.sum(source.sizes)), generator=generator)[:most].sort().values
+        return {"members": _batches(source, rows, getattr(data, "eval_batch_size", None)), "others": others}
+
+    def step(batch: Any) -> tuple[Tensor, Tensor]:
+        scores, labels = class_scores(module, batch, ", give another `--ckpt_path`")
+        return scores.cpu().double(), labels.cpu().long()
+
+    vars(data)["predict_dataloader"], vars(module)["predict_step"] = loaders, step
+    try:
+        found = trainer.predict(module, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint))
+    finally:
+        del vars(data)["predict_dataloader"], vars(module)["predict_step"]
+    sides = [[torch.cat(parts) for parts in zip(*batches, strict=True)] for batches in found or ()]
+    count = min(*(len(labels) for _, labels in sides), options.samples or 2**63)
+    if count < 2:
+        raise FederatedError(f"Expected at least two training samples and two test samples to compare, got {count}.")
+    numbers = (rows[: len(sides[0][1])], torch.arange(len(sides[1][1])))
+    drawn = []
+    for (logits, labels), number in zip(sides, numbers, strict=True):
+        places = torch.randperm(len(number), generator=generator)[:count]
+        drawn.append(Outputs(logits[places], labels[places], number[places]))
+    return drawn[0], drawn[1]
+
+
+def _test_set(loaders: dict[str, Any], name: str | None) -> Any:
+    if not loaders:
+        raise FederatedError("Expected data with a test set, whose samples the model has never seen, got none.")
+    if name is None and len(loaders) == 1:
+        return next(iter(loaders.values()))
+    if name not in loaders:
+        known = ", ".join(loaders) or "none with a name: leave it out"
+        raise FederatedError(f"Expected `--test_set` to name one of the test sets ({known}), got {name or 'none'}.")
+    return loaders[name]
+
+
+def _batches(source: BatchSource, rows: Tensor, batch_size: int | None) -> Iterator[Any]:
+    """Yields batches of training samples of all clients, client after client, with indices in ascending order."""
+    offsets = np.concatenate([[0], np.cumsum(np.asarray(source.sizes))])
+    for client, (start, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+        own = rows[(rows >= start) & (rows < end)] - start
+        if len(own):
+            yield from read_batches(source, client, own, seed=client, batch_size=batch_size)
+
+
+def shadow_confidences(build: Build, data: Any, options: AttackOptions, weights: str | None) -> tuple[Tensor, Tensor]:
+    """Trains pairs of models, one on a random half of each client's samples and one on the other half.
+
+    Neither model of a pair saw a non-member, so one of the two is picked at random for it. Members and non-members are
+    then averages over equally many models.
+
+    Training starts from the weights in a file, or from the modules' own weights if ``weights`` is None.
+
+    Returns:
+        For each sample, the mean confidence of the models not trained on it: members and others, shape (n,) each.
+    """
+    if not isinstance(data, FederatedDataModule):
+        raise FederatedError(
+            f"Expected a FederatedDataModule for `--shadows`, whose clients can train on halves of their data, got "
+            f"{type(data).__name__}: wrap it as its `source`, or leave `--shadows` out."
+        )
+    data.split_seed, split = data.division.seed, data.split  # the seeds of the shadow models would give another split
+    # Members are indexed over the clients that train, and `drop_last` leaves some clients out.
+    trained = torch.from_numpy(np.flatnonzero(np.asarray(data.train_source().sizes)[split.owners]))
+    generator = torch.Generator().manual_seed(options.draw_seed)
+    means: list[Any] = [0.0, 0.0]
+    for pair in range(options.shadows // 2):
+        half, asked = _half_of_each(split, generator), []
+        for number, inside in enumerate((half, ~half), 2 * pair):
+            rank_zero_info(f"Training shadow model {number + 1} of {options.shadows}.")
+            trainer, module = build(number)
+            with data.training_on(split.keep(inside.numpy())):
+                trainer.fit(module, datamodule=data, weights=weights)
+            if trainer.interrupted is not None:
+                exit_with(
+                    "Stopped in the training of a shadow model: start the attack again.", 128 + trainer.interrupted
+                )
+            asked.append(read_outputs(trainer, module, data, None, options))
+        first = [~half[trained[asked[0][0].rows]], torch.rand(len(asked[0][1].rows), generator=generator) < 0.5]
+        for side in range(2):
+            one, other = (outputs[side].confidences for outputs in asked)
+            means[side] = means[side] + torch.where(first[side], one, other) / (options.shadows // 2)
+    return means[0], means[1]
+
+
+def _half_of_each(split: Split, generator: torch.Generator) -> Tensor:
+    """Draws a random half of each client's samples, shape (samples,), bool."""
+    drawn = torch.rand(len(split.index), generator=generator)
+    order = np.lexsort([drawn.numpy(), split.owners])  # client after client, each in random order
+    half = torch.empty(len(order), dtype=torch.bool)
+    half[torch.from_numpy(order)] = torch.arange(len(order)) % 2 == 0
+    return half

@@ -13,6 +13,8 @@ from torch.nn.functional import pad
 
 __all__ = ["attack_figures", "best_threshold", "bootstrap_interval", "confidences", "logistic_scores", "roc_curve"]
 
+_COVERAGE = 0.95
+
 
 def confidences(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns log(p / (1 - p)) of the probability p of each sample's own label, shape (n,).
@@ -51,12 +53,8 @@ def logistic_scores(members: Tensor, others: Tensor, logits: Tensor) -> Tensor:
 def roc_curve(members: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the rates of the rules "member if the score is at least t", for each distinct score t, largest first.
 
-    Args:
-        members: Scores of members, shape (m,).
-        others: Scores of non-members, shape (n,).
-
-    Returns:
-        False positive rates, true positive rates and t, each of shape (K,), the rates in float64.
+    From scores of shape (m,) and (n,) returns false positive rates, true positive rates and t, each of shape (K,), the
+    rates in float64.
     """
     from sklearn import metrics
 
@@ -95,18 +93,11 @@ def attack_figures(members: Tensor, others: Tensor, threshold: float, levels: Se
 
 
 def bootstrap_interval(
-    members: Tensor,
-    others: Tensor,
-    threshold: float,
-    levels: Sequence[float],
-    repeats: int,
-    generator: torch.Generator,
-    coverage: float = 0.95,
+    members: Tensor, others: Tensor, threshold: float, levels: Sequence[float], repeats: int, generator: torch.Generator
 ) -> Tensor:
-    """Computes percentile bootstrap intervals of ``attack_figures``; members and others are resampled separately.
+    """Computes 95 % percentile intervals of ``attack_figures`` from ``repeats`` bootstrap resamples.
 
-    The threshold stays fixed. There are ``repeats`` resamples, and ``coverage``, in (0, 1), is the share of them inside
-    the interval.
+    Members and others are resampled separately; the threshold stays fixed.
 
     Returns:
         Lower and upper ends, shape (2, 2 + levels), float64.
@@ -117,5 +108,5 @@ def bootstrap_interval(
             scores[torch.randint(len(scores), (len(scores),), generator=generator)] for scores in (members, others)
         )
         figures.append(attack_figures(inside, outside, threshold, levels))
-    ends = torch.tensor([(1 - coverage) / 2, (1 + coverage) / 2], dtype=torch.float64)
+    ends = torch.tensor([(1 - _COVERAGE) / 2, (1 + _COVERAGE) / 2], dtype=torch.float64)
     return torch.stack(figures).quantile(ends, dim=0)

@@ -1,14 +1,13 @@
 """The table of methods: final and best value and mean of the last 10 rounds of a metric, over seeds, and costs."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import stdev
-
-import numpy as np
 
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect_number
@@ -126,13 +125,10 @@ def method_rows(
         for name, value in (derived or {}).items():
             summaries[name] = summarize_found([value(run) for run in method.runs])
         rows.append(Row(method, tuple(max(curve) for curve in curves), summaries))
+    if goal is None:
+        return rows
     sign = 1 if goal == "min" else -1
-
-    def place(row: Row) -> tuple[bool, float]:
-        mean = row.summaries["final"].mean
-        return math.isnan(mean), sign * mean
-
-    return sorted(rows, key=place) if goal else rows
+    return sorted(rows, key=lambda row: (math.isnan(mean := row.summaries["final"].mean), sign * mean))
 
 
 def table_title(rows: Sequence[Row], metric: str) -> str:
@@ -199,16 +195,16 @@ def spent(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
 
     The unit is ``round``, ``time`` (cumulative, in seconds), ``comm/bytes`` (both ways) or a cumulative column.
     """
-    totals = np.array(rounds, dtype=np.float64) if x == "round" else np.zeros(len(rounds))
+    totals = [float(at) if x == "round" else 0.0 for at in rounds]
     for column in columns_of(x):
         if column not in run.columns:
             raise FederatedError(f"Expected `--x` to name a column of every run, got {x!r}, missing in {run.path}.")
         values = list(run.columns[column].values())
         cumulative = [0.0, *(accumulate(values) if x == "time" else values)]
+        measured = list(run.columns[column])
         # Cumulative counts start at 0, and do not change in rounds without training.
-        totals += np.array(cumulative)[np.searchsorted(list(run.columns[column]), list(rounds), side="right")]
-    places: list[float] = totals.tolist()
-    return places
+        totals = [so_far + cumulative[bisect_right(measured, at)] for so_far, at in zip(totals, rounds, strict=True)]
+    return totals
 
 
 def columns_of(x: str) -> tuple[str, ...]:
@@ -237,10 +233,9 @@ def to_target(run: MeasuredRun, metric: str, x: str, target: float, goal: Goal |
 def derived_columns(
     methods: Sequence[Method], metric: str, x: str, budget: float | None, target: float | None, goal: Goal | None = None
 ) -> dict[str, Callable[[MeasuredRun], float]]:
-    """Returns the columns that a budget, in units of x, and a target of the metric add to the table.
+    """Returns by name the columns that a budget, in units of x, and a target of the metric add to the table.
 
-    Returns:
-        By name, the function that computes the column for one run. Names with ``at`` first are in the metric's unit.
+    Each is computed for one run; those whose names begin with ``at`` are in the metric's unit.
     """
     columns: dict[str, Callable[[MeasuredRun], float]] = {}
     if budget is not None:

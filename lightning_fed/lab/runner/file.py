@@ -174,7 +174,11 @@ def _read(hint: Any, value: Any, place: str) -> Any:
             raise _wrong(place, "a list", value)
         return [_read(arguments[0], one, f"{place}[{index}]") for index, one in enumerate(value)]
     if origin in (Union, UnionType):
-        return _read_one_of(arguments, value, place)
+        if value is None and type(None) in arguments:
+            return None
+        kinds = [one for one in arguments if one is not type(None)]  # a mapping is a dataclass or dict, if one may be
+        fitting = (k for k in kinds if (is_dataclass(k) or get_origin(k) is dict) == isinstance(value, dict))
+        return _read(next(fitting, kinds[0]), value, place)
     if origin is Literal:
         expect_choice(place, value, arguments)
         return value
@@ -182,15 +186,6 @@ def _read(hint: Any, value: Any, place: str) -> Any:
     if not isinstance(value, right) or (isinstance(value, bool) and hint is not bool):
         raise _wrong(place, _WORDS.get(hint, "text"), value)
     return value
-
-
-def _read_one_of(hints: tuple[Any, ...], value: Any, place: str) -> Any:
-    """Reads null as None, a mapping as the dataclass or dict of the union, and anything else as the other type."""
-    if value is None and type(None) in hints:
-        return None
-    hints = tuple(hint for hint in hints if hint is not type(None))
-    chosen = next((h for h in hints if (is_dataclass(h) or get_origin(h) is dict) == isinstance(value, dict)), hints[0])
-    return _read(chosen, value, place)
 
 
 def _read_part(kind: type, raw: dict[str, Any], place: str) -> Any:

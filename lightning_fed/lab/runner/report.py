@@ -19,8 +19,7 @@ from lightning_fed.lab.studies import blocks
 from lightning_fed.lab.studies.blocks import tuning_charts
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations
 from lightning_fed.lab.studies.comparison import level_columns
-from lightning_fed.lab.studies.formats import as_latex, as_markdown
-from lightning_fed.lab.studies.page import study_figure, study_page
+from lightning_fed.lab.studies.formats import as_latex, as_markdown, study_figure, study_page
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.results import (
     BESIDE,
@@ -182,11 +181,7 @@ def _files(
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:
-    """Reads the finished runs of a study in a profile, with the reported columns.
-
-    Returns:
-        The results, and the runs that are missing.
-    """
+    """Reads the finished runs of a study in a profile, with the reported columns, and returns the missing runs too."""
     cells = cells_of(study)
     groups = groups_of(study, cells, root, writes=False)
     tuned, undecided = with_choices(study, cells, groups)
@@ -244,10 +239,8 @@ def _as_words(cell: Cell) -> dict[str, str]:
 def joined(study: Study, parts: Mapping[Path, StudyResults]) -> tuple[StudyResults, list[str]]:
     """Joins results of one study and profile, in the order of a single folder with all runs.
 
-    If a combination and seed has several runs, the newest run folder counts, else the table of the first folder.
-
-    Returns:
-        The results, and sentences on runs that are in several folders or from another version of the study.
+    If a combination and seed has several runs, the newest run folder counts, else the table of the first folder. Also
+    returns sentences on runs that are in several folders or from another version of the study.
     """
     found: dict[_Key, list[tuple[Path, StudyRun]]] = {}
     for folder, part in parts.items():

@@ -209,21 +209,19 @@ def _numbers(cell: TableCell, rank: float | None) -> list[str]:
     difference, figure, reached = cell.difference, cell.published, cell.to_target
     scale = 100 if cell.percent else 1  # papers print accuracies in percent
     compared: list[float | None] = [None] * 7
+    judged: list[float | None] = [None] * 4
     if difference:
         compared = [difference.mean, *difference.t_interval, *difference.bootstrap, difference.p_value, cell.p_holm]
+        judged[:2] = difference.std, visible_gain(difference.std, difference.pairs)
+    if difference and cell.verdict:
+        judged[2:] = cell.verdict.claimed, pairs_needed(cell.verdict.claimed, difference.std)
     numbers = [
         len(cell.runs), cell.summary.mean, cell.summary.std, *compared, rank,
         *((figure.value / scale, figure.std and figure.std / scale) if figure else (None, None)),
-        *((reached.mean, reached.std) if reached else (None, None)),
+        *((reached.mean, reached.std) if reached else (None, None)), *judged,
     ]  # fmt: skip
-    if difference:
-        numbers += [difference.std, visible_gain(difference.std, difference.pairs)]
-    verdict, words = cell.verdict, [""]
-    if verdict is not None and difference:
-        numbers += [verdict.claimed, pairs_needed(verdict.claimed, difference.std)]
-        words = [verdict.word]
     texts = ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]
-    return [*texts, *[""] * (len(_COLUMNS) - len(texts) - 1), *words]
+    return [*texts, cell.verdict.word if cell.verdict else ""]
 
 
 def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:

@@ -6,6 +6,7 @@ Holm, "A Simple Sequentially Rejective Multiple Test Procedure", Scandinavian Jo
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,8 +30,7 @@ __all__ = [
 _RESAMPLES, _COVERAGE = 9999, 0.95
 _FEWEST = 10  # of fewer pairs the resampled means lie too close to each other, however many are drawn
 _LEVEL, _POWER = 0.05, 0.8
-# More seeds than anybody runs.
-_MOST = 100_000
+_COUNTS = range(2, 2**17 + 1)  # of pairs; nobody runs more seeds
 # In units of an accuracy in [0, 1]; for another metric shares of the baseline's mean.
 _NEAR, _FLAT = 0.03, 0.005
 # A curve still improves by its last fifth: at least 4 values, and a slope of twice its standard error.
@@ -62,16 +62,10 @@ class PairedDifference:
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float], seed: int = 0) -> PairedDifference:
-    """Compares two methods on pairs, such as runs with the same seed.
+    """Returns the difference ``values - baseline`` of pairs, shape (n,), such as runs with the same seed.
 
-    Args:
-        values: One value for each pair, shape (n,).
-        baseline: The values of the baseline, shape (n,).
-        seed: Seed of the bootstrap, which has 9,999 resamples.
-
-    Returns:
-        The difference ``values - baseline``. Its test has p = 0 if all differences are equal and not 0, and p = 1 if
-        all differences are 0, both up to a relative rounding error of 1e-12.
+    Its bootstrap has 9,999 resamples. Its test has p = 0 if all differences are equal and not 0, and p = 1 if all
+    differences are 0, both up to a relative rounding error of 1e-12.
     """
     from scipy import stats
 
@@ -100,11 +94,7 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float], seed: 
 def holm_adjusted(p_values: Sequence[float]) -> NDArray[np.float64]:
     """Adjusts the p-values of a family of m tests after Holm: p̃_(i) = max_{j ≤ i} min(1, (m - j + 1) p_(j)).
 
-    Args:
-        p_values: In any order, shape (k,); NaN values do not count as tests and stay NaN.
-
-    Returns:
-        Shape (k,), in the same order.
+    Shape (k,), in any order and returned in this order; NaN values do not count as tests and stay NaN.
     """
     adjusted = np.asarray(p_values, dtype=np.float64).copy()
     order = np.argsort(adjusted)[: int(np.isfinite(adjusted).sum())]  # argsort puts NaN last
@@ -116,12 +106,8 @@ def holm_adjusted(p_values: Sequence[float]) -> NDArray[np.float64]:
 def average_ranks(values: NDArray[np.float64], lower_is_better: bool = False) -> NDArray[np.float64]:
     """Ranks methods on each data set, with 1 for the best, and averages the ranks over data sets.
 
-    Args:
-        values: Shape (methods, data sets); equal methods share the mean of their ranks, NaN ranks last.
-        lower_is_better: Whether a smaller value is better.
-
-    Returns:
-        Shape (methods,).
+    Of values of shape (methods, data sets), to shape (methods,). Equal methods share the mean of their ranks, NaN ranks
+    last.
     """
     from scipy import stats
 
@@ -147,12 +133,8 @@ class Verdict:
 def power(gain: float, std: float, pairs: int) -> float:
     """Returns the power of a two-sided paired t-test at 5 %: the probability that it detects a gain.
 
-    1 - F(t*; n - 1, λ) + F(-t*; n - 1, λ) with F of the noncentral t distribution, λ = |gain| √n / std.
-
-    Args:
-        gain: True mean difference.
-        std: Standard deviation s_d of the differences, above 0.
-        pairs: n, at least 2.
+    1 - F(t*; n - 1, λ) + F(-t*; n - 1, λ) with F of the noncentral t distribution and λ = |gain| √n / std, of n >= 2
+    pairs whose differences have the mean ``gain`` and the standard deviation ``std`` above 0.
     """
     return _power_at(abs(gain) * math.sqrt(pairs) / std, pairs)
 
@@ -180,28 +162,18 @@ def visible_gain(std: float, pairs: int) -> float:
 
 
 def pairs_needed(gain: float, std: float) -> int | None:
-    """Returns the smallest number of pairs that detects a gain with 80 % power; None above 100,000 or for gain 0."""
+    """Returns the smallest number of pairs that detects a gain with 80 % power; None above 131,072 or for gain 0."""
     if not gain or not math.isfinite(std):
         return None
-    low, high = 1, 2
-    while visible_gain(std, high) > abs(gain):
-        if high > _MOST:
-            return None
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if visible_gain(std, middle) > abs(gain) else (low, middle)
-    return high
+    at = bisect_left(_COUNTS, True, key=lambda pairs: visible_gain(std, pairs) <= abs(gain))
+    return _COUNTS[at] if at < len(_COUNTS) else None
 
 
 def has_settled(curves: Sequence[Mapping[int, float]], scale: float) -> bool:
     """Says whether curves have reached a plateau.
 
-    They have if the mean over seeds of the last tenth of the rounds is within 0.5 points of that of the tenth before.
-
-    Args:
-        curves: Values by evaluated round, one curve for each seed.
-        scale: 1 for an accuracy in [0, 1], for another metric its size.
+    They have if the mean over seeds of the last tenth of the rounds is within 0.5 points of that of the tenth before;
+    ``scale`` is 1 for an accuracy in [0, 1], for another metric its size.
     """
     at = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     tenth = (at[-1] if at else 0) / 10

@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 from lightning_fed.cli import main
 from lightning_fed.data import Augmentation, FederatedDataModule, PowerLaw
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.attack.shadows import Draw, Outputs, read_outputs, shadow_confidences
+from lightning_fed.lab.attack.command import Outputs, read_outputs, shadow_confidences
+from lightning_fed.lab.attack.options import AttackOptions
 from lightning_fed.models import Classifier
 from lightning_fed.trainer import FederatedTrainer
 
@@ -121,7 +122,7 @@ def table(path: Path) -> dict[str, dict[str, float]]:
 def outputs(run: Path, datamodule: FederatedDataModule, test_set=None, samples=None, seed=0) -> tuple[Outputs, Outputs]:
     trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     checkpoint = run / "checkpoints" / "last.ckpt"
-    return read_outputs(trainer, Echo(), datamodule, checkpoint, Draw(test_set, samples, seed))
+    return read_outputs(trainer, Echo(), datamodule, checkpoint, AttackOptions(test_set, samples, seed))
 
 
 def numbers(side: Outputs) -> list[int]:
@@ -194,7 +195,7 @@ def test_samples_limits_what_is_drawn(run: Path) -> None:
 def test_the_model_and_the_data_are_left_as_they_were(run: Path) -> None:
     module, data = Echo(), Numbers()
     trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
-    read_outputs(trainer, module, data, run / "checkpoints" / "last.ckpt", Draw(None, None, 0))
+    read_outputs(trainer, module, data, run / "checkpoints" / "last.ckpt", AttackOptions())
     assert not {"predict_step", "predict_dataloader"} & (vars(module).keys() | vars(data).keys())
 
 
@@ -262,7 +263,7 @@ def test_shadow_models_know_a_half_of_each_client_and_are_asked_of_the_other(run
         return FederatedTrainer(accelerator="cpu", seed=5 + number, enable_checkpointing=False, **quiet), modules[-1]
 
     former = data.split_hash
-    found = shadow_confidences(build, data, 4, Draw(None, None, 0), None)
+    found = shadow_confidences(build, data, AttackOptions(shadows=4), None)
     # Of models that were not trained on it each sample has scores of 0, and so both classes are as likely.
     assert [side.tolist() for side in found] == [[0.0] * len(found[1])] * 2
     assert data.split_hash == former
@@ -290,7 +291,7 @@ def test_shadow_models_calibrate_the_confidence(attack: Callable[..., str], run:
 
 def test_shadow_models_need_clients_whose_data_can_be_halved() -> None:
     with pytest.raises(FederatedError, match="^Expected a FederatedDataModule for `--shadows`.*got object: wrap it"):
-        shadow_confidences(lambda number: None, object(), 2, Draw(None, None, 0), None)
+        shadow_confidences(lambda number: None, object(), AttackOptions(shadows=2), None)
 
 
 def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:

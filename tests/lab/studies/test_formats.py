@@ -11,8 +11,7 @@ import pytest
 
 from lightning_fed.lab.common import csv_text
 from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
-from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, column_head, without_constants
-from lightning_fed.lab.studies.page import study_figure
+from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, column_head, study_figure, without_constants
 from lightning_fed.lab.studies.published import Figure
 from lightning_fed.lab.studies.results import StudyResults
 from lightning_fed.lab.studies.study import AxisValue, Report, Study
