@@ -1,19 +1,24 @@
 """The command ``lightning-fed report RUNS... [--metric NAME] [--x NAME] [--format html] [--output DIR]``."""
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from lightning_fed.core.files import png, write_atomically
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_number
 from lightning_fed.lab.common import CommandParser, one_line
 from lightning_fed.lab.report import tables
-from lightning_fed.lab.report.load import MeasuredRun, group_runs, load_runs
+from lightning_fed.lab.report.load import MeasuredRun, Method, group_runs, load_runs
 from lightning_fed.lab.report.page import report_page
 from lightning_fed.lab.report.plots import panels_figure
-from lightning_fed.runs.statistics import LAST, known_goal
+from lightning_fed.runs.statistics import LAST, Goal, first_as_good, goal_of, known_goal
 
-__all__ = ["choose_metric", "main"]
+__all__ = ["at_budget", "choose_metric", "derived_columns", "main", "to_target"]
+
+# The costs of a target, besides x, that are shown if every run measured them.
+_COSTS = ("round", "comm/bytes", "gradients", "time")
 
 
 def main(argv: list[str]) -> int:
@@ -31,7 +36,7 @@ def main(argv: list[str]) -> int:
     methods, more_notes = group_runs(runs, metric)
     said = {run.goals[metric] for run in runs if metric in run.goals}
     goal = known_goal(metric, options.goal or (said.pop() if len(said) == 1 else None))
-    derived = tables.derived_columns(methods, metric, options.x, options.budget, options.target, goal)
+    derived = derived_columns(methods, metric, options.x, options.budget, options.target, goal)
     rows = tables.method_rows(methods, metric, derived, goal)
     curves = [run.columns[metric] for method in methods for run in method.runs]
     notes += [*more_notes, *tables.notes_on_ends(map(max, curves)), *tables.notes_on_window(curves, f"last {LAST}")]
@@ -52,6 +57,42 @@ def choose_metric(runs: Sequence[MeasuredRun]) -> str:
             return metric
     columns = ", ".join(sorted({column for run in runs for column in run.columns}))
     raise FederatedError(f"Expected a metric that every run measured, got none: choose `--metric` of {columns}.")
+
+
+def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
+    """Returns the metric at the last evaluation within a budget; NaN if no evaluation is."""
+    curve = run.columns[metric]
+    within = [
+        value for value, cost in zip(curve.values(), tables.spent(run, x, list(curve)), strict=True) if cost <= budget
+    ]
+    return within[-1] if within else math.nan
+
+
+def to_target(run: MeasuredRun, metric: str, x: str, target: float, goal: Goal | None = None) -> float:
+    """Returns the cost up to the first evaluation that reaches the target; NaN if none does."""
+    reached = first_as_good(run.columns[metric], metric, target, goal)
+    return math.nan if reached is None else tables.spent(run, x, [reached])[0]
+
+
+def derived_columns(
+    methods: Sequence[Method], metric: str, x: str, budget: float | None, target: float | None, goal: Goal | None = None
+) -> dict[str, Callable[[MeasuredRun], float]]:
+    """Returns by name the columns that a budget, in units of x, and a target of the metric add to the table.
+
+    Each is computed for one run; those whose names begin with ``at`` are in the metric's unit.
+    """
+    columns: dict[str, Callable[[MeasuredRun], float]] = {}
+    if budget is not None:
+        expect_number("--budget", budget, least=0)
+        columns[f"at {x} {budget:g}"] = partial(at_budget, metric=metric, x=x, budget=budget)
+    if target is not None:
+        values = [value for method in methods for run in method.runs for value in run.columns[metric].values()]
+        low, high = (0, 1) if tables.is_share(metric, values) else (-math.inf, math.inf)
+        expect_number("--target", target, least=low, most=high)
+        costs = [x, *(cost for cost in _COSTS if cost != x and tables.is_measured(methods, cost))]
+        reach = partial(to_target, metric=metric, target=target, goal=goal_of(metric, goal, "--goal"))
+        columns |= {f"{cost} to {target:g}": partial(reach, x=cost) for cost in costs}
+    return columns
 
 
 def _parser() -> CommandParser:

@@ -304,8 +304,5 @@ class RoundWandbLogger(WandbLogger):
         if clients.is_file():
             with clients.open(newline="") as file:
                 head, *rows = csv.reader(file)
-            run.log({"clients": wandb.Table(list(head), [[_number(cell) for cell in row] for row in rows])})
-
-
-def _number(cell: str) -> float | None:
-    return float(cell) if cell else None
+            cells = [[float(cell) if cell else None for cell in row] for row in rows]
+            run.log({"clients": wandb.Table(list(head), cells)})

@@ -1,34 +1,23 @@
-"""The table of methods: final and best value and mean of the last 10 rounds of a metric, over seeds, and costs."""
+"""The table of methods: final and best value and mean of the last 10 rounds, over seeds, and the costs of runs."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import stdev
 
 from lightning_fed.core.files import write_atomically
-from lightning_fed.errors import FederatedError, expect_number
+from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import aligned, csv_text
 from lightning_fed.lab.report.load import MeasuredRun, Method
-from lightning_fed.runs.statistics import (
-    LAST,
-    Goal,
-    first_as_good,
-    goal_of,
-    known_goal,
-    mean_of,
-    missing_rounds,
-    run_statistic,
-    words_of,
-)
+from lightning_fed.runs.statistics import LAST, Goal, known_goal, mean_of, missing_rounds, run_statistic, words_of
 
 __all__ = [
-    "PREFERRED", "Row", "Summary", "X_SUMS", "at_budget", "columns_of", "counted", "derived_columns", "format_table",
-    "is_measured", "is_share", "method_rows", "notes_on_ends", "notes_on_window", "over_seeds", "spent", "summarize",
-    "summarize_found", "table_cells", "table_title", "to_target", "write_csv",
+    "PREFERRED", "Row", "Summary", "X_SUMS", "columns_of", "counted", "format_table", "is_measured", "is_share",
+    "method_rows", "notes_on_ends", "notes_on_window", "over_seeds", "spent", "summarize", "summarize_found",
+    "table_cells", "table_title", "write_csv",
 ]  # fmt: skip
 
 PREFERRED = ("test/acc", "val/acc", "test/loss", "val/loss", "train/loss")
@@ -36,9 +25,6 @@ PREFERRED = ("test/acc", "val/acc", "test/loss", "val/loss", "train/loss")
 
 # Costs that are no column themselves, with the columns whose sum they are.
 X_SUMS = {"comm/bytes": ("comm/bytes_down", "comm/bytes_up"), "time": ("time/round",)}
-
-# The costs of a target, besides x, that are shown if every run measured them.
-_COSTS = ("round", "comm/bytes", "gradients", "time")
 
 _STATISTICS = {"final": "final", "best": "best", f"last{LAST}": f"last {LAST}"}
 _SHARES = ("acc", "accs", "accuracy", "accuracies")
@@ -215,37 +201,3 @@ def columns_of(x: str) -> tuple[str, ...]:
 def is_measured(methods: Sequence[Method], x: str) -> bool:
     """Tells whether every run has measured x."""
     return all(column in run.columns for column in columns_of(x) for method in methods for run in method.runs)
-
-
-def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
-    """Returns the metric at the last evaluation within a budget; NaN if no evaluation is."""
-    curve = run.columns[metric]
-    within = [value for value, cost in zip(curve.values(), spent(run, x, list(curve)), strict=True) if cost <= budget]
-    return within[-1] if within else math.nan
-
-
-def to_target(run: MeasuredRun, metric: str, x: str, target: float, goal: Goal | None = None) -> float:
-    """Returns the cost up to the first evaluation that reaches the target; NaN if none does."""
-    reached = first_as_good(run.columns[metric], metric, target, goal)
-    return math.nan if reached is None else spent(run, x, [reached])[0]
-
-
-def derived_columns(
-    methods: Sequence[Method], metric: str, x: str, budget: float | None, target: float | None, goal: Goal | None = None
-) -> dict[str, Callable[[MeasuredRun], float]]:
-    """Returns by name the columns that a budget, in units of x, and a target of the metric add to the table.
-
-    Each is computed for one run; those whose names begin with ``at`` are in the metric's unit.
-    """
-    columns: dict[str, Callable[[MeasuredRun], float]] = {}
-    if budget is not None:
-        expect_number("--budget", budget, least=0)
-        columns[f"at {x} {budget:g}"] = partial(at_budget, metric=metric, x=x, budget=budget)
-    if target is not None:
-        values = [value for method in methods for run in method.runs for value in run.columns[metric].values()]
-        low, high = (0, 1) if is_share(metric, values) else (-math.inf, math.inf)
-        expect_number("--target", target, least=low, most=high)
-        costs = [x, *(cost for cost in _COSTS if cost != x and is_measured(methods, cost))]
-        reach = partial(to_target, metric=metric, target=target, goal=goal_of(metric, goal, "--goal"))
-        columns |= {f"{cost} to {target:g}": partial(reach, x=cost) for cost in costs}
-    return columns

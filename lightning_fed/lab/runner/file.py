@@ -3,7 +3,7 @@
 jsonargparse can read such dataclasses too, but it ignores unknown keys of a dataclass inside a mapping.
 """
 
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -15,32 +15,14 @@ from docstring_parser import parse
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import ConfigLoader, is_endless
 from lightning_fed.errors import FederatedError, expect_choice
-from lightning_fed.lab.attack.options import AttackOptions
-from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.runner.tuning import expect_sound_stages
-from lightning_fed.lab.studies.cells import combinations
+from lightning_fed.lab.studies.cells import combinations, in_profile
 from lightning_fed.lab.studies.published import read_published
-from lightning_fed.lab.studies.study import (
-    AxisValue,
-    Name,
-    Parameters,
-    Profile,
-    Report,
-    Space,
-    Study,
-    Tune,
-    all_parameters,
-    expect_sound,
-    expect_values,
-    name_of,
-    reported_axes,
-)
+from lightning_fed.lab.studies.study import PARTS, Name, Study, expect_sound, name_of, reported_axes
 
 __all__ = ["help_on_keys", "load_study"]
 
 _SHORT = {"option", "values"}
-_PARTS = {"A study": Study, "A value of `axes`": AxisValue, "`tune`": Tune, "A range in `tune.parameters`": Space,
-          "`attack`": AttackOptions, "`report`": Report, "A profile in `profiles`": Profile}  # fmt: skip
 _WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 
 
@@ -58,7 +40,7 @@ def load_study(name: str, profile: str = "full") -> Study:
             raw["axes"] = {name: _long_axis(name, axis) for name, axis in raw["axes"].items()}
         study: Study = _read(Study, {"name": _name(path), **raw}, "")
         for each in ("full", *study.profiles):
-            expect_sound(sized := _in_profile(study, each))
+            expect_sound(sized := in_profile(study, each))
             expect_sound_stages(sized)
             if next(combinations(sized), None) is None:
                 raise FederatedError("Expected `without` to leave some combinations of `axes`, got none.")
@@ -71,7 +53,7 @@ def load_study(name: str, profile: str = "full") -> Study:
         ) from error
     except FederatedError as error:
         raise FederatedError(f"{str(error).removesuffix('.')}, in {path}.") from error
-    return _in_profile(study, profile)
+    return in_profile(study, profile)
 
 
 def _find(name: str) -> Path:
@@ -100,53 +82,6 @@ def _long_axis(name: str, axis: Any) -> Any:
     if len(axis) < len(values):
         raise FederatedError(f"Expected `axes.{name}.values` to be different values, got {values}.")
     return axis
-
-
-def _in_profile(study: Study, name: str) -> Study:
-    """Returns the study in a profile; ``full`` is the study itself."""
-    expect_choice("--profile", name, ["full", *study.profiles])
-    if name == "full":
-        return study
-    profile = study.profiles[name]
-    expect_values(f"profiles.{name}.axes", study, profile.axes)
-    expect_values(f"profiles.{name}.by", study, profile.by)
-    tuned = sorted({option for parameters in all_parameters(study.tune) for option in parameters})
-    expect_known(f"profiles.{name}.parameters", profile.parameters, tuned, "tuned options")
-    axes = {
-        axis: {
-            value: _over(values[value], profile.by.get(axis, {}).get(value, AxisValue()))
-            for value in profile.axes.get(axis, values)
-        }
-        for axis, values in study.axes.items()
-    }
-    by = {
-        axis: {v: _other_parameters(p, profile.parameters) for v, p in values.items() if v in axes[axis]}
-        for axis, values in study.tune.by.items()
-    }
-    without = [{axis: [v for v in names if v in axes[axis]] for axis, names in one.items()} for one in study.without]
-    return replace(
-        study,
-        configs=[*study.configs, *profile.configs],
-        set={**study.set, **profile.set},
-        seeds=study.seeds if profile.seeds is None else profile.seeds,
-        axes=axes,
-        without=[one for one in without if all(one.values())],
-        tune=replace(
-            study.tune,
-            parameters=_other_parameters(study.tune.parameters, profile.parameters),
-            by=by,
-            stages=profile.stages or study.tune.stages,
-            start=profile.start or study.tune.start,
-        ),
-    )
-
-
-def _over(value: AxisValue, other: AxisValue) -> AxisValue:
-    return AxisValue([*value.configs, *other.configs], {**value.set, **other.set})
-
-
-def _other_parameters(parameters: Parameters, others: Parameters) -> Parameters:
-    return {option: others.get(option, values) for option, values in parameters.items()}
 
 
 def _read(hint: Any, value: Any, place: str) -> Any:
@@ -223,7 +158,7 @@ def _wrong(place: str, expected: str, value: Any) -> FederatedError:
 def help_on_keys() -> str:
     """Describes every key of the file, from the docstrings of the dataclasses."""
     lines = []
-    for title, kind in _PARTS.items():
+    for title, kind in PARTS.items():
         told = parse(kind.__doc__ or "")
         texts = {one.arg_name: " ".join((one.description or "").split()) for one in told.params}
         lines.append(f"\n{title}: {told.short_description}")

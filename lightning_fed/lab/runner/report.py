@@ -15,21 +15,11 @@ from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.record import RECORD, done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
-from lightning_fed.lab.studies import blocks
-from lightning_fed.lab.studies.blocks import tuning_charts
+from lightning_fed.lab.studies import blocks, formats
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations
 from lightning_fed.lab.studies.comparison import level_columns
-from lightning_fed.lab.studies.formats import as_latex, as_markdown, study_figure, study_page
 from lightning_fed.lab.studies.published import read_published
-from lightning_fed.lab.studies.results import (
-    BESIDE,
-    StudyResults,
-    StudyRun,
-    Trial,
-    as_text,
-    read_results,
-    write_results,
-)
+from lightning_fed.lab.studies.results import BESIDE, StudyResults, StudyRun, Trial, read_results, write_results
 from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes, tuned_per
 from lightning_fed.lab.studies.table import study_table
 from lightning_fed.runs.statistics import known_goal, run_statistic
@@ -168,16 +158,16 @@ def _files(
     tables = blocks.study_blocks(study, results, table, published.table if published else "", options.best)
     text = blocks.heading(study, results)
     if only in (None, "md"):
-        yield "table.md", as_markdown(text, tables, table.notes).encode()
+        yield "table.md", formats.as_markdown(text, tables, table.notes).encode()
     if only in (None, "csv"):
         yield "table.csv", csv_text(blocks.table_lines(table), end="\n").encode()
     if only in (None, "tex"):
-        yield "table.tex", as_latex(text, tables, table.notes).encode()
+        yield "table.tex", formats.as_latex(text, tables, table.notes).encode()
     if only in (None, "png"):
-        yield "curves.png", png(study_figure(table, study.report.x), dpi=150)
+        yield "curves.png", png(formats.study_figure(table, study.report.x), dpi=150)
     if only == "html":
-        charts = tuning_charts(study, results.trials)
-        yield "report.html", study_page(text, tables, table, study.report.x, charts, runs).encode()
+        charts = blocks.tuning_charts(study, results.trials)
+        yield "report.html", formats.study_page(text, tables, table, study.report.x, charts, runs).encode()
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:
@@ -247,14 +237,14 @@ def joined(study: Study, parts: Mapping[Path, StudyResults]) -> tuple[StudyResul
         for run in part.runs:
             found.setdefault(_key(run), []).append((folder, run))
     order = [(*axes.values(), str(seed)) for axes in combinations(study) for seed in study.seeds]
-    runs, taken, others, differing = [], Counter[str](), Counter[str](), list[str]()
+    metrics, runs, taken, others, differing = study.report.metric, [], Counter[str](), Counter[str](), list[str]()
     for key in (key for key in order if key in found):
         folder, run = max(found[key], key=lambda one: one[1].created)
         runs.append(run)
         same = [(place, one) for place, one in found[key] if one.fingerprint == run.fingerprint]
         taken[str(folder)] += len(same) > 1
         others.update(str(place) for place, one in found[key] if one.fingerprint != run.fingerprint)
-        if wrong := [str(place) for place, one in same if _numbers(one, study) != _numbers(run, study)]:
+        if wrong := [str(place) for place, one in same if one.shown(metrics) != run.shown(metrics)]:
             differing.append(f"{', '.join(key[:-1])}, seed {run.seed} ({', '.join([str(folder), *wrong])})")
     others.update(str(place) for key, several in found.items() if key not in order for place, _ in several)
     notes = [f"{place} holds {_of_another_version(count)}" for place, count in others.items()]
@@ -312,9 +302,3 @@ def _choice(trial: Trial, per: list[str]) -> _Key:
 
 def _key(run: StudyRun | Trial) -> _Key:
     return (*run.axes.values(), str(run.seed))
-
-
-def _numbers(run: StudyRun, study: Study) -> dict[str, dict[int, str]]:
-    """Returns the reported values of a run as text, as tables have them."""
-    reported = {name: run.curves.get(name, {}) for name in study.report.metric}
-    return {name: {at: as_text(value) for at, value in curve.items()} for name, curve in reported.items()}

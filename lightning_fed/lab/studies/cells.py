@@ -1,20 +1,20 @@
-"""The runs of a study: one for each combination of values and each seed, as command-line arguments."""
+"""The runs of a study in a profile: one for each combination of values and each seed, as command-line arguments."""
 
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.attack.options import AttackOptions
-from lightning_fed.lab.common import one_line
-from lightning_fed.lab.studies.study import AxisValue, Name, Study, name_of
+from lightning_fed.lab.common import expect_known, one_line
+from lightning_fed.lab.studies.study import AxisValue, Name, Parameters, Study, all_parameters, expect_values, name_of
 
-__all__ = ["Cell", "Watch", "cells_of", "chosen_by", "combinations", "folder_of", "make_cell"]
+__all__ = ["Cell", "Watch", "cells_of", "chosen_by", "combinations", "folder_of", "in_profile", "make_cell"]
 
 _LONGEST = 120
 
@@ -47,6 +47,40 @@ class Cell:
         """Its name in messages."""
         values = {**self.axes, **self.options, "seed": self.seed}
         return one_line(", ".join(f"{name} {value}" for name, value in values.items()))
+
+
+def in_profile(study: Study, name: str) -> Study:
+    """Returns the study in a profile; ``full`` is the study itself."""
+    expect_choice("--profile", name, ["full", *study.profiles])
+    if name == "full":
+        return study
+    profile = study.profiles[name]
+    expect_values(f"profiles.{name}.axes", study, profile.axes)
+    expect_values(f"profiles.{name}.by", study, profile.by)
+    tuned = sorted({option for parameters in all_parameters(study.tune) for option in parameters})
+    expect_known(f"profiles.{name}.parameters", profile.parameters, tuned, "tuned options")
+
+    def set_over(axis: str, value: str) -> AxisValue:
+        own, other = study.axes[axis][value], profile.by.get(axis, {}).get(value, AxisValue())
+        return AxisValue([*own.configs, *other.configs], {**own.set, **other.set})
+
+    def sized(parameters: Parameters) -> Parameters:
+        return {option: profile.parameters.get(option, values) for option, values in parameters.items()}
+
+    axes = {axis: {v: set_over(axis, v) for v in profile.axes.get(axis, own)} for axis, own in study.axes.items()}
+    without = [{axis: [v for v in names if v in axes[axis]] for axis, names in one.items()} for one in study.without]
+    by = {axis: {v: sized(p) for v, p in own.items() if v in axes[axis]} for axis, own in study.tune.by.items()}
+    stages, start = profile.stages or study.tune.stages, profile.start or study.tune.start
+    tune = replace(study.tune, parameters=sized(study.tune.parameters), by=by, stages=stages, start=start)
+    return replace(
+        study,
+        configs=[*study.configs, *profile.configs],
+        set={**study.set, **profile.set},
+        seeds=study.seeds if profile.seeds is None else profile.seeds,
+        axes=axes,
+        without=[one for one in without if all(one.values())],
+        tune=tune,
+    )
 
 
 def combinations(study: Study) -> Iterator[dict[str, Name]]:

@@ -39,11 +39,9 @@ class PublishedFigures:
 
     def figure(self, cell: Mapping[str, str]) -> Figure | None:
         """Finds the figure of a cell by the names of its values; None if the file has none."""
-        wanted: Row = {}
-        for axis, values in self.axes.items():
-            if cell[axis] not in values:
-                return None
-            wanted |= values[cell[axis]]
+        if any(cell[axis] not in values for axis, values in self.axes.items()):
+            return None
+        wanted = {column: name for axis, values in self.axes.items() for column, name in values[cell[axis]].items()}
         found = [row for row in self.rows if _fits(row, wanted)]
         if len(found) > 1:
             differing = [name for name in found[0] if len({row[name] for row in found}) > 1 and name not in _FIXED]

@@ -14,7 +14,7 @@ from lightning_fed.lab.common import csv_text, no_apostrophe
 from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
 
 __all__ = [
-    "AT_EQUAL", "BESIDE", "RESERVED", "StudyResults", "StudyRun", "Trial", "as_text", "is_lost", "read_results",
+    "AT_EQUAL", "BESIDE", "RESERVED", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results",
     "value_of_run", "write_results",
 ]  # fmt: skip
 
@@ -49,6 +49,10 @@ class StudyRun:
     created: float = field(default=0.0, compare=False)  # seconds since the epoch; 0 if only tables exist
     at_equal: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict, compare=False)
     """By metric and statistic, the round and the value at equal loss; see ``with_levels``."""
+
+    def shown(self, metrics: Iterable[str]) -> list[list[tuple[int, str]]]:
+        """Returns the rounds and values of some metrics, as tables have them."""
+        return [[(at, _as_text(value)) for at, value in self.curves.get(name, {}).items()] for name in metrics]
 
 
 @dataclass(frozen=True)
@@ -136,10 +140,10 @@ def _figures(run: StudyRun) -> dict[str, str]:
     """Returns the statistics of a run, for people and to check the curves by; no ``best`` if nobody knows the goal."""
     cells = dict[str, str]()
     for metric, curve in run.curves.items():
-        written = {at: float(as_text(value)) for at, value in curve.items()}
+        written = {at: float(_as_text(value)) for at, value in curve.items()}
         goal = known_goal(metric, run.goals.get(metric))
         known = [name for name in _STATISTICS if goal or name != "best"]
-        cells |= {f"{metric} {name}": as_text(value_of_run(written, name, metric, goal)) for name in known}
+        cells |= {f"{metric} {name}": _as_text(value_of_run(written, name, metric, goal)) for name in known}
     return cells
 
 
@@ -154,18 +158,18 @@ def _curve_rows(runs: Iterable[StudyRun]) -> Iterator[dict[str, str]]:
     for run in runs:
         for at in sorted({at for curve in run.curves.values() for at in curve}):
             row = run.axes | {"seed": str(run.seed), "round": str(at)}
-            yield row | {metric: as_text(curve[at]) for metric, curve in run.curves.items() if at in curve}
+            yield row | {metric: _as_text(curve[at]) for metric, curve in run.curves.items() if at in curve}
 
 
 def _trial_rows(trials: Iterable[Trial]) -> Iterator[dict[str, str]]:
     for trial in trials:
         options = {_CHOSEN + option: value for option, value in trial.options.items()}
-        values = {_VALUE + name: as_text(value) for name, value in trial.values.items()}
+        values = {_VALUE + name: _as_text(value) for name, value in trial.values.items()}
         stage = {"stage": str(trial.stage)} if trial.stage else {}
         yield trial.axes | {"seed": str(trial.seed)} | stage | options | values
 
 
-def as_text(value: float) -> str:
+def _as_text(value: float) -> str:
     """Writes a number for the tables, with the digits of single precision."""
     return f"{value:.7g}"
 

@@ -13,8 +13,8 @@ from lightning_fed.runs.folder import is_below
 from lightning_fed.runs.statistics import Goal, expect_statistic, goal_of, known_goal
 
 __all__ = [
-    "AxisValue", "Name", "Parameters", "Profile", "Report", "Space", "Study", "Tune", "all_parameters", "expect_sound",
-    "expect_values", "name_of", "reported_axes", "tuned_per",
+    "PARTS", "AxisValue", "Name", "Parameters", "Profile", "Report", "Space", "Study", "Tune", "all_parameters",
+    "expect_sound", "expect_values", "name_of", "reported_axes", "tuned_per",
 ]  # fmt: skip
 
 # The width of a range may be twice as large and must still be finite.
@@ -224,6 +224,13 @@ class Study:
     profiles: dict[str, Profile] = field(default_factory=dict)
 
 
+PARTS = {
+    "A study": Study, "A value of `axes`": AxisValue, "`tune`": Tune, "A range in `tune.parameters`": Space,
+    "`attack`": AttackOptions, "`report`": Report, "A profile in `profiles`": Profile,
+}  # fmt: skip
+"""The classes of a study's file, by what they are in it."""
+
+
 def all_parameters(tune: Tune) -> list[Parameters]:
     """Returns the tuned parameters, then those for single values of axes."""
     return [tune.parameters, *(parameters for values in tune.by.values() for parameters in values.values())]
@@ -270,7 +277,7 @@ def _expect_sound_report(study: Study) -> None:
             expect_statistic("report.statistic", statistic)
         elif not report.baseline:
             raise FederatedError(f"Expected `report.baseline` with the statistic {statistic!r}, got none.")
-    expect_values("report.baseline", study, {axis: [value] for axis, value in report.baseline.items()})
+    expect_values("report.baseline", study, report.baseline)
     named = {"report.against": [*report.against, *report.against.values()]}
     named |= {f"report.{key}": [*one] for key in ("gain", "goal") if isinstance(one := getattr(report, key), dict)}
     for place, metrics in named.items():
@@ -283,7 +290,7 @@ def _expect_sound_tuning(study: Study) -> None:
     others = [axis for axis in study.axes if axis not in per]
     expect_known("tune.per", tune.per or [], study.axes, "axes of the study")
     expect_statistic("tune.statistic", tune.statistic)
-    expect_values("tune.at", study, {axis: [value] for axis, value in tune.at.items()})
+    expect_values("tune.at", study, tune.at)
     expect_values("tune.by", study, tune.by)
     expect_known("tune.at", tune.at, others, "axes that are not in `tune.per`")
     expect_known("tune.by", tune.by, per, "axes of `tune.per`")
@@ -295,7 +302,7 @@ def _expect_sound_tuning(study: Study) -> None:
         expect_count("tune.trials", tune.trials)
     if tune != Tune() and not any(all_parameters(tune)):
         raise FederatedError("Expected `tune.parameters`, or `tune.by`, to name options to choose, got none.")
-    expect_values("tune.start", study, {axis: [value] for axis, value in tune.start.items()})
+    expect_values("tune.start", study, tune.start)
     expect_known("tune.start", tune.start, per, "axes of `tune.per`")
     for parameters in all_parameters(tune):
         for option, choices in parameters.items():
@@ -317,11 +324,11 @@ def _expect_choices(option: str, choices: list[Any] | Space, sampler: str) -> No
         raise FederatedError(f"{place} list values of {option!r}, at least one and each once, got {choices}.")
 
 
-def expect_values(place: str, study: Study, chosen: Mapping[str, Iterable[str]]) -> None:
-    """Refuses axes and values that the study does not have."""
+def expect_values(place: str, study: Study, chosen: Mapping[str, str | Iterable[str]]) -> None:
+    """Refuses axes, and one or several values of each, that the study does not have."""
     expect_known(place, chosen, study.axes, "axes of the study")
     for axis, values in chosen.items():
-        expect_known(place, values, study.axes[axis], f"values of {axis!r}")
+        expect_known(place, [values] if isinstance(values, str) else values, study.axes[axis], f"values of {axis!r}")
 
 
 def reported_axes(study: Study) -> dict[str, list[str]]:
