@@ -214,10 +214,8 @@ def read_outputs(
     """Runs a trained classifier on equally many training samples of all clients and test samples, drawn at random.
 
     Training samples are read without augmentation; ``forward`` must return scores of shape (B, C). Without a
-    checkpoint the classifier keeps its current weights.
-
-    Returns:
-        Members and non-members in random order; the same draw gives the same order.
+    checkpoint the classifier keeps its current weights. Returns members and non-members in random order; the same draw
+    gives the same order.
     """
     generator = torch.Generator().manual_seed(options.draw_seed)
     rows: Tensor
@@ -276,9 +274,8 @@ def shadow_confidences(build: Build, data: Any, options: AttackOptions, weights:
     """Trains pairs of models, one on a random half of each client's samples and one on the other half.
 
     Neither model of a pair saw a non-member, so one of the two is picked at random for it. Members and non-members are
-    then averages over equally many models.
-
-    Training starts from the weights in a file, or from the modules' own weights if ``weights`` is None.
+    then averages over equally many models. ``weights`` is the file with which training starts, if not with the modules'
+    own.
 
     Returns:
         For each sample, the mean confidence of the models not trained on it: members and others, shape (n,) each.

@@ -19,11 +19,8 @@ _COVERAGE = 0.95
 def confidences(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns log(p / (1 - p)) of the probability p of each sample's own label, shape (n,).
 
-    It falls where the loss, -log p, rises, and still differs between samples with tiny losses.
-
-    Args:
-        logits: Shape (n, C), C at least 2.
-        labels: Shape (n,), int64.
+    It falls where the loss, -log p, rises, and still differs between samples with tiny losses. Logits have the shape
+    (n, C) with C >= 2, labels are int64.
     """
     own = labels[:, None]
     return logits.gather(1, own)[:, 0] - logits.scatter(1, own, -torch.inf).logsumexp(dim=1)
@@ -32,13 +29,8 @@ def confidences(logits: Tensor, labels: Tensor) -> Tensor:
 def logistic_scores(members: Tensor, others: Tensor, logits: Tensor) -> Tensor:
     """Fits a logistic regression on logits, each standardised, and returns its log-odds of membership.
 
-    Args:
-        members: Logits of members to fit on, shape (m, C).
-        others: Logits of as many non-members.
-        logits: Logits to score, shape (n, C).
-
-    Returns:
-        Shape (n,), float64; a value above 0 means member.
+    It is fitted on logits of members and as many others, shape (m, C), and returned for ``logits``, shape (n, C): shape
+    (n,), float64; a value above 0 means member.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -27,12 +27,7 @@ _WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or fals
 
 
 def load_study(name: str, profile: str = "full") -> Study:
-    """Reads a study and checks all its profiles.
-
-    Args:
-        name: The file, or the name of a study in the package, such as ``studies/quickstart``.
-        profile: The profile to return.
-    """
+    """Reads a study, a file or one in the package such as ``studies/quickstart``, and checks all its profiles."""
     path = _find(name)
     try:
         raw = _mapping(yaml.load(path.read_text(encoding="utf-8"), Loader=ConfigLoader), "")

@@ -1,7 +1,7 @@
 """Computes the cells of a study's table: means over seeds, differences to a baseline, ranks, published figures."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -171,7 +171,12 @@ def _compared(
     cells: dict[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
 ) -> dict[tuple[Key, Key], TableCell]:
     """Compares each cell with its baseline cell, adjusts the p-values for the number of tests, and adds verdicts."""
-    pairs = dict(_pairs(cells, study, row_axes, column_axes))
+    pairs = dict[tuple[Key, Key], tuple[Key, Key]]()
+    for key, cell in cells.items():
+        metric = study.report.against.get(cell.names["metric"], cell.names["metric"])
+        other = _key({**cell.names, **study.report.baseline, "metric": metric}, row_axes, column_axes)
+        if other != key and other in cells:
+            pairs[key] = other
     found = {key: _difference(cells[key], cells[other]) for key, other in pairs.items()}
     values = {key: (cells[key].values, cells[other].values) for key, other in pairs.items()}
     # Equal cells are not a test, and a pair of cells that occurs twice is one test.
@@ -186,17 +191,6 @@ def _compared(
         )
         for key, one in found.items()
     }
-
-
-def _pairs(
-    cells: Mapping[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
-) -> Iterator[tuple[tuple[Key, Key], tuple[Key, Key]]]:
-    """Yields the key of each cell with a baseline cell other than itself, and the key of this baseline cell."""
-    for key, cell in cells.items():
-        metric = study.report.against.get(cell.names["metric"], cell.names["metric"])
-        other = _key({**cell.names, **study.report.baseline, "metric": metric}, row_axes, column_axes)
-        if other != key and other in cells:
-            yield key, other
 
 
 def _verdict(
