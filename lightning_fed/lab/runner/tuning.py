@@ -51,15 +51,9 @@ class Group:
     """
 
     def __init__(
-        self,
-        study: Study,
-        values: dict[str, Name],
-        members: list[dict[str, Name]],
-        root: Path,
-        writes: bool = True,
-        stage: int = 0,
-        before: "Group | None" = None,
-    ) -> None:
+        self, study: Study, values: dict[str, Name], members: list[dict[str, Name]], root: Path, writes: bool = True,
+        stage: int = 0, before: "Group | None" = None,
+    ) -> None:  # fmt: skip
         self.values, self._study, self._members, self._root, self._writes = values, study, members, root, writes
         self.stage, self._before, self._over, self._tried = stage, before, False, set[int]()
         self._known, self._fixed = _parameters_of(study, values), dict[str, Any]()
@@ -104,11 +98,8 @@ class Group:
         choice = self._before.choice()
         if choice is None:
             return False
-        fixed = {
-            name: value
-            for name, value in choice.options.items()
-            if name in self._known and name not in self._parameters
-        }
+        kept = self._known.keys() - self._parameters.keys()
+        fixed = {name: value for name, value in choice.options.items() if name in kept}
         if fixed != self._fixed:  # other fixed options have other trials
             self._fixed, self._tried = fixed, set()
             self.__dict__.pop("_optuna", None)
