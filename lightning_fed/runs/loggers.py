@@ -108,15 +108,10 @@ class RoundCSVLogger(Logger):
             os.fsync(file.fileno())
 
     def go_on_from(self, table: Path, round: int, checksum: int | None) -> bool:
-        """Keeps the rows up to a round, from its own file or that of another run; later rows are cut off.
+        """Keeps the rows of a table, its own or another run's, up to the round of a checkpoint; cuts off later ones.
 
-        Args:
-            table: The file with the rows.
-            round: The round of the checkpoint.
-            checksum: Their checksum in the checkpoint, None if its run had no table.
-
-        Returns:
-            Whether all rows are there and unchanged; otherwise none is kept.
+        ``checksum`` is that in the checkpoint, None if its run had no table. Returns whether all rows are there and
+        unchanged; otherwise none is kept.
 
         Raises:
             WriteError: If the system cannot write them.

@@ -96,17 +96,11 @@ def expect_statistic(option: str, value: str) -> None:
 
 
 def run_statistic(curve: Mapping[int, float], statistic: str, metric: str, goal: Goal | None = None) -> float:
-    """Returns a statistic of one run.
+    """Returns a statistic of one run, in the metric's unit; NaN if none of its rounds was evaluated.
 
-    Args:
-        curve: Value by evaluated round, in ascending order.
-        statistic: ``best`` over the evaluated rounds without NaN; ``final`` at the last evaluated round; ``last N``,
-            the mean over the evaluated rounds among the last N; or ``rounds A-B``, the mean over those in the window.
-        metric: The column.
-        goal: Its goal, if its name does not say it.
-
-    Returns:
-        The statistic, in the metric's unit; NaN if none of its rounds was evaluated.
+    Of values by evaluated round, in ascending order, it is the ``best`` without NaN; the ``final`` one; ``last N``, the
+    mean over those of the last N rounds; or ``rounds A-B``, the mean over those in the window. ``goal`` is that of a
+    metric whose name does not say it.
     """
     if statistic == "final":
         return curve[max(curve)] if curve else math.nan
