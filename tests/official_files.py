@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from lightning_fed.data.datasets import emnist
+from lightning_fed.data.datasets import mnist
 
 Images = npt.NDArray[np.uint8]
 
@@ -37,8 +37,8 @@ def write_emnist(
     root: Path, variant: str, classes: int, per_class: tuple[int, int], monkeypatch: pytest.MonkeyPatch, first: int = 0
 ) -> None:
     """Writes the four idx files of one variant, the training files packed, of which there should be as many."""
-    names, _, statistics = emnist._VARIANTS[variant]
-    monkeypatch.setitem(emnist._VARIANTS, variant, (names, tuple(classes * count for count in per_class), statistics))
+    names, _, statistics = mnist._VARIANTS[variant]
+    monkeypatch.setitem(mnist._VARIANTS, variant, (names, tuple(classes * count for count in per_class), statistics))
     raw = root / "EMNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     for seed, (part, count) in enumerate(zip(("train", "test"), per_class, strict=True)):

@@ -4,18 +4,15 @@ from lightning_fed.data.adapters.clients import ClientDatasets
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip, SampleAugmentation
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.datasets.arrays import Arrays
-from lightning_fed.data.datasets.bundled import BundledDataModule
+from lightning_fed.data.datasets.bundled import BundledDataModule, ImageDataModule, UserDataModule
 from lightning_fed.data.datasets.cifar import CIFAR10, CIFAR100
 from lightning_fed.data.datasets.colored_mnist import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
 from lightning_fed.data.datasets.digits import Digits
-from lightning_fed.data.datasets.emnist import EMNIST
 from lightning_fed.data.datasets.femnist import FEMNIST
-from lightning_fed.data.datasets.image_files import ImageDataModule
-from lightning_fed.data.datasets.mnist import MNIST, FashionMNIST
+from lightning_fed.data.datasets.mnist import EMNIST, MNIST, FashionMNIST
 from lightning_fed.data.datasets.shakespeare import Shakespeare
 from lightning_fed.data.datasets.spurious_mnist import SpuriousMNIST
 from lightning_fed.data.datasets.tiny_imagenet import TinyImageNet
-from lightning_fed.data.datasets.user_files import UserDataModule
 from lightning_fed.data.division import Division, HeldOut
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import (
@@ -30,7 +27,7 @@ from lightning_fed.data.partitioners import (
     QuantityDirichlet,
     Shards,
 )
-from lightning_fed.data.readers.text_windows import TextWindows
+from lightning_fed.data.readers.plays import TextWindows
 from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.data.sources import BatchSource, TensorSource
 from lightning_fed.data.split import Split

@@ -11,12 +11,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_fed.core.display.shown import is_news
-from lightning_fed.data.adapters.class_lists import expect_one_meaning
 from lightning_fed.data.adapters.containers import are_columns, as_dataset
 from lightning_fed.data.inspection import (
     AnyDataset,
     Tensors,
     as_targets,
+    expect_one_meaning,
     find_conversion,
     find_targets,
     find_tensors,

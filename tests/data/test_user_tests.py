@@ -20,7 +20,7 @@ from lightning_fed.data import (
     FederatedDataModule,
     Shakespeare,
 )
-from lightning_fed.data.datasets.user_files import UserDataModule
+from lightning_fed.data.datasets.bundled import UserDataModule
 from lightning_fed.data.inspection import first_input
 from lightning_fed.data.skews import DataFacts
 from lightning_fed.data.summary.overview import overview

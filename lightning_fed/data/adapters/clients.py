@@ -9,8 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lightning_fed.data.adapters.class_lists import find_class_lists
-from lightning_fed.data.inspection import find_conversion, find_targets, find_tensors, name_kind
+from lightning_fed.data.inspection import find_class_lists, find_conversion, find_targets, find_tensors, name_kind
 from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["DEFAULT_CLIENTS", "ClientDatasets", "are_datasets"]

@@ -8,10 +8,9 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.core.user_code import overrides
-from lightning_fed.data.adapters.class_lists import expect_one_meaning
 from lightning_fed.data.adapters.loaders import read_loader
 from lightning_fed.data.collation import Loading
-from lightning_fed.data.inspection import AnyDataset, name_kind
+from lightning_fed.data.inspection import AnyDataset, expect_one_meaning, name_kind
 from lightning_fed.data.sources import EvalLoaders
 from lightning_fed.errors import FederatedError
 

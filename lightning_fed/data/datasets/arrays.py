@@ -10,9 +10,8 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.loading import Datasets
-from lightning_fed.data.readers.array_files import SUFFIXES, ArrayFile
-from lightning_fed.data.readers.array_values import Layout, as_inputs, as_labels, as_numbers
-from lightning_fed.data.readers.downloads import data_folder
+from lightning_fed.data.readers.array_files import SUFFIXES, ArrayFile, Layout, as_inputs, as_labels, as_numbers
+from lightning_fed.data.readers.folders import data_folder
 from lightning_fed.errors import FederatedError, expect_choice
 
 __all__ = ["Arrays"]

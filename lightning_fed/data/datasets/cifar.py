@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_fed.data.datasets.image_files import ImageDataModule
+from lightning_fed.data.datasets.bundled import ImageDataModule
 from lightning_fed.errors import FederatedError
 
 __all__ = ["CIFAR10", "CIFAR100"]

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_fed.data.datasets.user_files import UserDataModule
+from lightning_fed.data.datasets.bundled import UserDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.readers.array_files import ArrayFile
-from lightning_fed.data.readers.leaf import read_leaf
-from lightning_fed.data.readers.users import UserSamples, known_and_unseen, places_of
+from lightning_fed.data.readers.leaf import UserSamples, known_and_unseen, places_of, read_leaf
 from lightning_fed.errors import FederatedError, expect_number
 
 __all__ = ["FEMNIST"]

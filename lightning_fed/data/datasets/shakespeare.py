@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lightning_fed.data.datasets.user_files import UserDataModule
+from lightning_fed.data.datasets.bundled import UserDataModule
 from lightning_fed.data.loading import Datasets
-from lightning_fed.data.readers.plays import LETTERS, WINDOW, Role, read_plays, read_roles
-from lightning_fed.data.readers.text_windows import TextWindows
-from lightning_fed.data.readers.users import known_and_unseen, places_of
+from lightning_fed.data.readers.leaf import known_and_unseen, places_of
+from lightning_fed.data.readers.plays import LETTERS, WINDOW, Role, TextWindows, read_plays, read_roles
 from lightning_fed.errors import FederatedError, expect_count, expect_number
 
 __all__ = ["Shakespeare"]

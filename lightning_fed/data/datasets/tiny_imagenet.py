@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.files import open_regular
-from lightning_fed.data.datasets.image_files import ImageDataModule
-from lightning_fed.data.readers.cache import cached_tensors, default_cache_folder, fingerprint_of
+from lightning_fed.data.datasets.bundled import ImageDataModule
+from lightning_fed.data.readers.folders import cached_tensors, default_cache_folder, fingerprint_of
 from lightning_fed.errors import FederatedError
 
 __all__ = ["TinyImageNet"]

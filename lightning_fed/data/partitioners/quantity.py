@@ -1,20 +1,19 @@
-"""Splits whose clients differ only in size, or not at all."""
+"""Splits that no label decides: by size alone, or by user."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from lightning_fed.data.partitioners.base import Owners, Partitioner, Values
-from lightning_fed.data.partitioners.dealing import deal
-from lightning_fed.errors import expect_number
+from lightning_fed.data.partitioners.base import Owners, Partitioner, Values, deal
+from lightning_fed.errors import FederatedError, expect_number
 
-__all__ = ["IID", "PowerLaw", "QuantityDirichlet"]
+__all__ = ["IID", "ByUser", "PowerLaw", "QuantityDirichlet"]
 
 
 class IID(Partitioner):
     """A uniformly random split into clients whose sizes differ by at most one sample."""
 
-    sizes_vary: ClassVar[bool] = False
+    sizes_vary = False
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
         """Deals the samples out in random order."""
@@ -63,7 +62,7 @@ class PowerLaw(Partitioner):
         **kwargs: Options of every partitioner.
     """
 
-    sizes_vary: ClassVar[bool] = False
+    sizes_vary = False
 
     def __init__(self, exponent: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -74,3 +73,35 @@ class PowerLaw(Partitioner):
         """Deals the ranks to the clients and the samples out in random order."""
         shares = generator.permutation(np.arange(1, num_clients + 1, dtype=np.float64) ** -float(self.exponent))
         return generator.permutation(deal(shares, num_samples, generator))
+
+
+class ByUser(Partitioner):
+    """One client for each user, such as a writer or a speaking role: client i is the i-th user in ascending order.
+
+    It needs the user of each sample: ``Datasets.users``, ``--data.users``, or an attribute ``users`` of the data set.
+    The number of clients is the number of users; ``--data.num_clients`` must be null or that number. The seed changes
+    nothing.
+
+    Source: natural splits, S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018,
+    https://arxiv.org/abs/1812.01097.
+    """
+
+    reads = "users"
+    sizes_vary = False
+
+    def count_clients(self, values: Values, num_clients: int | None) -> int:
+        """Returns ``num_clients``, or the number of users if that is None."""
+        if num_clients is not None:
+            return num_clients
+        self._check_values(values, 0 if values is None else len(values))
+        return len(np.unique(np.asarray(values)))
+
+    def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
+        """Numbers the users, which are passed as ``targets``."""
+        users, owner = np.unique(np.asarray(targets), return_inverse=True)
+        if len(users) != num_clients:
+            raise FederatedError(
+                f"Expected `--data.num_clients` to be the number of users, {len(users)}, for the partitioner "
+                f"{type(self).__name__}, got {num_clients}: set it to null, which takes all users."
+            )
+        return owner.astype(np.int64, copy=False)

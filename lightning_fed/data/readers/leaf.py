@@ -4,21 +4,75 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lightning_fed.core.files import open_regular
-from lightning_fed.data.readers.downloads import found_none
-from lightning_fed.data.readers.users import UserSamples
+from lightning_fed.data.readers.folders import found_none
 from lightning_fed.errors import FederatedError
 
-__all__ = ["UNREADABLE", "LeafUser", "leaf_files", "leaf_users", "read_leaf", "read_text"]
+__all__ = [
+    "UNREADABLE", "LeafUser", "UserSamples", "known_and_unseen", "leaf_files", "leaf_users", "places_of", "read_leaf",
+    "read_text",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class UserSamples:
+    """Samples and who they belong to.
+
+    Attributes:
+        inputs: Tensor of shape (samples, ...).
+        labels: int64, shape (samples,).
+        users: Index into ``names`` for each sample, int64, shape (samples,).
+        names: Names of the users.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    users: npt.NDArray[np.int64]
+    names: list[str]
+
+    def of(self, chosen: npt.NDArray[np.int64]) -> "UserSamples":
+        """Returns only the samples of some users, given as indices into ``names``, in unchanged order."""
+        return self.where(np.isin(self.users, chosen))
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> "UserSamples":
+        """Returns only the samples of some rows, with the names of the users who have any."""
+        if kept.all():
+            return self
+        users, numbers = np.unique(self.users[kept], return_inverse=True)
+        rows = torch.from_numpy(kept)
+        names = [self.names[user] for user in users]
+        return UserSamples(self.inputs[rows], self.labels[rows], numbers.astype(np.int64), names)
+
+
+def known_and_unseen(
+    test: Sequence[str], train: Sequence[str], drawn: Sequence[str]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Finds, by name, the test users that were drawn for training, and those that have no training samples.
+
+    Returns:
+        Indices into ``test`` of the known and of the unseen users. Users who could have been drawn are in neither.
+    """
+    in_training, taking_part = set(train), set(drawn)
+    known = [number for number, name in enumerate(test) if name in taking_part]
+    unseen = [number for number, name in enumerate(test) if name not in in_training]
+    return np.asarray(known, dtype=np.int64), np.asarray(unseen, dtype=np.int64)
+
+
+def places_of(names: Sequence[str], among: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Returns the place of each name in another list, which must hold all of them; shape (names,)."""
+    places = {name: place for place, name in enumerate(among)}
+    return np.asarray([places[name] for name in names], dtype=np.int64)
+
 
 # What a file that is no text, is damaged or does not fit into memory ends in.
 UNREADABLE = (OSError, EOFError, ValueError, RecursionError, MemoryError, zlib.error)

@@ -1,9 +1,7 @@
 """Feature skews: what a sample looks like depends on the client that holds it, computed batch by batch."""
 
-from lightning_fed.data.skews.base import FeatureSkew
-from lightning_fed.data.skews.class_colors import BinaryColors, ClassColors
-from lightning_fed.data.skews.client_colors import ClientColors
-from lightning_fed.data.skews.facts import DataFacts
+from lightning_fed.data.skews.base import DataFacts, FeatureSkew
+from lightning_fed.data.skews.colors import BinaryColors, ClassColors, ClientColors
 from lightning_fed.data.skews.rotation import ClientRotation
 from lightning_fed.data.skews.views import SkewedBatches, SkewedRows, SkewedSets, SkewedSource
 

@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from lightning_fed.data.skews.base import FeatureSkew, Shown
-from lightning_fed.data.skews.facts import DataFacts
+from lightning_fed.data.skews.base import DataFacts, FeatureSkew, Shown
 from lightning_fed.errors import FederatedError, expect_number
 
 __all__ = ["ClientRotation"]

@@ -17,8 +17,7 @@ from lightning_fed.data.division import CENTRAL, Division, HeldOut
 from lightning_fed.data.evaluation import JoinedBatches
 from lightning_fed.data.inspection import AnyDataset, find_targets, first_input, length
 from lightning_fed.data.loading import LoadedData
-from lightning_fed.data.skews.base import FeatureSkew
-from lightning_fed.data.skews.facts import DataFacts
+from lightning_fed.data.skews.base import DataFacts, FeatureSkew
 from lightning_fed.data.sources import BatchSource, EvalLoader, SetBatches, WrappedSource
 from lightning_fed.data.split import Split
 

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from lightning_fed.data.partitioners.base import Partitioner
-from lightning_fed.data.partitioners.classes import ExactClasses
+from lightning_fed.data.partitioners.classes import ExactClasses, Shards
 from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
-from lightning_fed.data.partitioners.quantity import IID, PowerLaw, QuantityDirichlet
-from lightning_fed.data.partitioners.shards import Shards
-from lightning_fed.data.partitioners.users import ByUser
+from lightning_fed.data.partitioners.quantity import IID, ByUser, PowerLaw, QuantityDirichlet
 
 EVERY: dict[str, Partitioner] = {
     "iid": IID(),

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_fed.data.partitioners import urn
-from lightning_fed.data.partitioners.base import Partitioner
+from lightning_fed.data.partitioners import dirichlet
+from lightning_fed.data.partitioners.base import Partitioner, deal
 from lightning_fed.data.partitioners.classes import ExactClasses
-from lightning_fed.data.partitioners.dealing import deal
 from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
 from lightning_fed.data.partitioners.quantity import PowerLaw, QuantityDirichlet
 from tests.data.partitioners.parts import owners_of
@@ -129,8 +128,8 @@ def test_the_urn_has_the_moments_of_draws_from_a_dirichlet(alpha: float) -> None
     prior, num_clients = np.asarray([0.5, 0.3, 0.15, 0.05]), 4000
     generator, client = np.random.default_rng(0), np.repeat(np.arange(num_clients), 10)
     none = np.empty(0, dtype=np.int64)
-    first = urn._draw_once(alpha * prior, none, none, client, generator)
-    second = urn._draw_once(alpha * prior, client, first, client, generator)
+    first = dirichlet._draw_once(alpha * prior, none, none, client, generator)
+    second = dirichlet._draw_once(alpha * prior, client, first, client, generator)
     cells = np.tile(client, 2) * 4 + np.concatenate([first, second])
     counts = np.bincount(cells, minlength=4 * num_clients).reshape(-1, 4)
     for column, p in zip(counts.T, prior, strict=True):
@@ -142,9 +141,9 @@ def test_draws_among_fewer_classes_are_those_of_the_restricted_dirichlet() -> No
     """Without class 0 a draw counts the client's former draws of the other classes alone."""
     base, num_clients = np.asarray([0.9, 0.3, 0.6]), 20000
     generator, client = np.random.default_rng(1), np.repeat(np.arange(num_clients), 3)
-    first = urn._draw_once(base, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), client, generator)
+    first = dirichlet._draw_once(base, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), client, generator)
     kept, open_base = first > 0, np.asarray([0.0, 0.3, 0.6])
-    again = urn._draw_once(open_base, client[kept], first[kept], np.arange(num_clients), generator)
+    again = dirichlet._draw_once(open_base, client[kept], first[kept], np.arange(num_clients), generator)
     assert set(np.unique(again)) == {1, 2}
     assert abs(z_score(again == 1, 1 / 3)) < 4
     # Given what the client drew of the open classes, the next follows the urn's rule.
