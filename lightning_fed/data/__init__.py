@@ -13,7 +13,7 @@ from lightning_fed.data.datasets.mnist import EMNIST, MNIST, FashionMNIST
 from lightning_fed.data.datasets.shakespeare import Shakespeare
 from lightning_fed.data.datasets.spurious_mnist import SpuriousMNIST
 from lightning_fed.data.datasets.tiny_imagenet import TinyImageNet
-from lightning_fed.data.division import Division, HeldOut
+from lightning_fed.data.holdout import Division, HeldOut
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import (
     IID,

@@ -17,8 +17,8 @@ from lightning_fed.data.adapters.clients import DEFAULT_CLIENTS, ClientDatasets
 from lightning_fed.data.adapters.modules import SourceModule, expect_source
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource
 from lightning_fed.data.collation import Collate, Loading
-from lightning_fed.data.divided import DividedData
-from lightning_fed.data.division import Division, DivisionOptions, ValSplit
+from lightning_fed.data.client_data import DividedData
+from lightning_fed.data.holdout import Division, DivisionOptions, ValSplit
 from lightning_fed.data.evaluation import eval_loader
 from lightning_fed.data.inspection import AnyDataset
 from lightning_fed.data.label_statistics import label_statistics

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fed.data.division import CENTRAL, Division, HeldOut
+from lightning_fed.data.holdout import CENTRAL, Division, HeldOut
 from lightning_fed.data.inspection import as_targets, find_users, length
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.split import Split

@@ -40,7 +40,7 @@ from lightning_fed.client_algorithms import (
     PFedMe,
 )
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.data.division import DivisionOptions
+from lightning_fed.data.holdout import DivisionOptions
 from lightning_fed.engines.vectorized import engine as vectorized
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork
 from tests.callbacks.diagnostics.parts import KeepsTrained

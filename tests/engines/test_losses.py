@@ -13,7 +13,7 @@ from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer, N
 from lightning_fed.aggregators import TERM, FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, GradAlign
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.data.division import DivisionOptions
+from lightning_fed.data.holdout import DivisionOptions
 from lightning_fed.engines.vectorized.step import StackedStep
 from tests.engines.test_full_gradient import ENGINES, Collecting, Linear, Net, _fit, _tensors
 from tests.parts import BySizes

@@ -13,7 +13,7 @@ from torch.utils.data import StackDataset
 from typing_extensions import Self
 
 from lightning_fed.data.collation import CheckedCollate, Collate
-from lightning_fed.data.division import CENTRAL, Division, HeldOut
+from lightning_fed.data.holdout import CENTRAL, Division, HeldOut
 from lightning_fed.data.evaluation import JoinedBatches
 from lightning_fed.data.inspection import AnyDataset, find_targets, first_input, length
 from lightning_fed.data.loading import LoadedData

@@ -11,7 +11,7 @@ from torch import nn
 from lightning_fed.aggregators import FedAvg, FedNova
 from lightning_fed.client_algorithms import SCAFFOLD, FedCM, FedPer, FedRep, PersonalParameters
 from lightning_fed.core.updates import Need
-from lightning_fed.data.division import DivisionOptions
+from lightning_fed.data.holdout import DivisionOptions
 from lightning_fed.errors import FederatedError
 from tests.client_algorithms.client_runs import fit as taped
 from tests.client_algorithms.client_runs import make_data, make_trainer

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 from lightning_fed.core.user_code import describe
 from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
-from lightning_fed.data.division import CENTRAL, Division, DivisionOptions, HeldOut, divide
+from lightning_fed.data.holdout import CENTRAL, Division, DivisionOptions, HeldOut, divide
 from lightning_fed.data.evaluation import JoinedBatches, expect_free_names, join_tests, worker_options
 from lightning_fed.data.inspection import AnyDataset, find_conversion, find_tensors
 from lightning_fed.data.loading import LoadedData
