@@ -2,48 +2,51 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import DataLoader, Subset
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, StackDataset, Subset
 
 from lightning_fed.core.user_code import describe
 from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
-from lightning_fed.data.holdout import CENTRAL, Division, DivisionOptions, HeldOut, divide
-from lightning_fed.data.evaluation import JoinedBatches, expect_free_names, join_tests, worker_options
-from lightning_fed.data.inspection import AnyDataset, find_conversion, find_tensors
+from lightning_fed.data.evaluation import JoinedBatches, worker_options
+from lightning_fed.data.holdout import CENTRAL, Division, DivisionOptions, HeldOut, divide, divide_by_user, own_samples
+from lightning_fed.data.inspection import AnyDataset, find_conversion, find_targets, find_tensors, first_input, length
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.partitioners import Partitioner
-from lightning_fed.data.skews import FeatureSkew, SkewedSets
-from lightning_fed.data.skews.views import numbered_rows
+from lightning_fed.data.skews import DataFacts, FeatureSkew, SkewedBatches, SkewedRows, SkewedSource
 from lightning_fed.data.sources import BatchSource, EvalLoader, EvalLoaders, LoaderSource, SetBatches, TensorSource
 from lightning_fed.data.split import Split
-from lightning_fed.data.user_tests import divide_by_user, own_samples
 from lightning_fed.errors import FederatedError
 
-__all__ = ["DividedData"]
+__all__ = ["ClientData"]
 
 _Load: TypeAlias = Callable[[AnyDataset], SetBatches]  # makes the batches of an evaluation set
 
+SEEN_SCHEMES, NEW_SCHEME = "seen_schemes", "new_scheme"
+
 
 @dataclass
-class DividedData:
+class ClientData:
     """The data sets, and which client holds which samples.
 
     Attributes:
         loaded: The data sets.
         division: What each client trains on, and what is held out.
-        skewed: How samples look at each client; None without a skew.
+        skew: How samples look at each client, also at those that do not train; None without a skew.
         hash: The data module's ``split_hash``, once it was computed.
     """
 
     loaded: LoadedData
     division: Division
-    skewed: SkewedSets | None
+    skew: FeatureSkew | None
     hash: str | None = None
 
     @classmethod
@@ -55,24 +58,34 @@ class DividedData:
         num_clients: int | None,
         seed: int,
         skew: FeatureSkew | None,
-    ) -> "DividedData":
+    ) -> "ClientData":
         """Divides the data, and prepares the skew if there is one; the arguments are those of ``divide``."""
-        if partitioner.reads == "targets" and (loaded.too_many or loaded.datasets.class_labels is False):
+        datasets = loaded.datasets
+        if partitioner.reads == "targets" and (loaded.too_many or datasets.class_labels is False):
             raise FederatedError(
                 f"Expected class labels for the partitioner {type(partitioner).__name__}, got targets that are none "
                 "(`--data.class_labels false`, or more classes than samples): set it to true, or choose "
                 "`--data.partitioner IID`."
             )
         division = divide(options, partitioner, loaded.targets, loaded.users, loaded.num_samples, num_clients, seed)
-        if skew is None and isinstance(loaded.datasets.test, dict):  # a skew renames them
-            expect_free_names(loaded.datasets.test, division.tests())
-        return cls(loaded, division, None if skew is None else SkewedSets.of(skew, loaded, division))
+        if skew is not None:
+            first, mean, std = first_input(datasets.train), datasets.mean or (0.0,), datasets.std or (1.0,)
+            sample = first if isinstance(first, Tensor) else None
+            skew = skew.prepare(
+                division.num_owners, seed, DataFacts(sample, loaded.num_classes, tuple(mean), tuple(std))
+            )
+        elif isinstance(datasets.test, dict):  # a skew renames them
+            _expect_free_names(datasets.test, division.tests())
+        return cls(loaded, division, skew)
 
     @property
     def labels(self) -> npt.NDArray[Any] | None:
         """The training labels that the model sees, shape (samples,), None when the targets are not class labels."""
         labels = self.loaded.labels
-        return labels if labels is None or self.skewed is None else self.skewed.labels(labels)
+        if labels is None or self.skew is None:
+            return labels
+        targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
+        return self.skew.labels(targets, self.skew.draws("train", len(labels))).numpy()
 
     def identity(self, skew: FeatureSkew | None) -> list[str]:
         """Describes the targets, and the skew by all that its schemes depend on apart from the data."""
@@ -90,14 +103,21 @@ class DividedData:
         source: BatchSource = LoaderSource(dataset, split, **vars(loading))
         if tensors is not None:
             source = TensorSource(tensors, split, loading.batch_size, find_conversion(dataset), loading.drop_last)
-        return source if self.skewed is None else self.skewed.source(source, split)
+        return source if self.skew is None else SkewedSource(source, split, self.training_rows(self.skew))
+
+    def training_rows(self, skew: FeatureSkew) -> SkewedRows:
+        """Returns how a skew shows each row of the training set."""
+        size = self.loaded.num_samples
+        return SkewedRows(skew, skew.draws("train", size), _schemes(skew, self.division.owners(size)))
 
     def pooled(self, loading: Loading, augmentation: Augmentation | None) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled."""
         train = self.loaded.datasets.train
         collate: Collate = CheckedCollate(loading.collate_fn)
-        if self.skewed is not None:
-            train, collate = numbered_rows(train), self.skewed.collate(loading.collate_fn)
+        if self.skew is not None:
+            numbers: Any = range(self.loaded.num_samples)
+            train = StackDataset(numbers, train)
+            collate = partial(self.training_rows(self.skew).collate, collate)
         if augmentation is not None:
             collate = AugmentingCollate(augmentation, collate)
         rows = Subset(train, np.sort(self.division.split.index).tolist())
@@ -110,7 +130,7 @@ class DividedData:
         datasets = self.loaded.datasets
         own, users = (datasets.val, None) if part == "val" else (datasets.test, datasets.test_users)
         # A skew makes how samples look of their rows in the training set.
-        is_held = len(self.division.val if part == "val" else self.division.clients) or self.skewed is not None
+        is_held = len(self.division.val if part == "val" else self.division.clients) or self.skew is not None
         split = None if is_held else own_samples(own, users, self.loaded.users, self.division)
         return self.source(self.held_out_split(part), loading) if split is None else self.source(split, loading, own)
 
@@ -128,39 +148,94 @@ class DividedData:
 
     def val_batches(self, load: _Load, per_client: bool) -> EvalLoaders:
         """Returns the batches of the validation set: what was held out, else the data's own, else an empty list."""
-        held_out = self.division.val
+        held_out, targets = self.division.val, self.loaded.targets
         if not len(held_out):
             return self.set_batches("val", self.loaded.datasets.val, load)
-        if self.skewed is None or per_client:
+        if self.skew is None or per_client:
             return self._held_out(held_out, load)
         rows = Subset(self.loaded.datasets.train, held_out.rows.tolist())
-        targets = None if self.loaded.targets is None else self.loaded.targets[held_out.rows]
-        return self.skewed.seen("val", rows, load(rows), targets)
+        return self._central("val", rows, load(rows), True, None if targets is None else targets[held_out.rows])
 
     def test_batches(self, load: _Load, central: EvalLoaders | None) -> EvalLoaders:
-        """Returns the batches of all test sets: what was held out, and ``central`` or the data's own sets."""
-        test: Any = self.loaded.datasets.test
+        """Returns the batches of all test sets: what was held out, and ``central`` or the data's own sets.
+
+        Beside held-out sets (``clients``, ``unseen``) a single test set is named ``test``.
+        """
+        datasets = self.loaded.datasets
+        test: Any = datasets.test
         parts = {name: self._held_out(part, load) for name, part in self.division.tests().items()}
-        if (by_user := divide_by_user(self.loaded.datasets, self.loaded.users, self.division)) is not None:
+        by_user = divide_by_user(test, datasets.test_users, self.loaded.users, self.division)
+        if by_user is not None:
             known, unseen = by_user
             parts["unseen"] = JoinedBatches([parts["unseen"], self._held_out(unseen, load, "test", test)])
             test = Subset(test, known.tolist()) if len(known) else None
         loaders = self.set_batches("test", test, load) if central is None else central
-        return join_tests(loaders, parts) if parts else loaders
+        if not parts:
+            return loaders
+        if isinstance(loaders, (list, tuple)):
+            loaders = {f"test_{number}": loader for number, loader in enumerate(loaders)}
+        named = loaders if isinstance(loaders, dict) else {"test": loaders}
+        _expect_free_names(named, parts)
+        return {**named, **parts}
 
     def set_batches(self, stage: str, dataset: AnyDataset | dict[str, AnyDataset] | None, load: _Load) -> EvalLoaders:
-        """Returns batches of one data set, of several by name, or an empty list when there is none."""
+        """Returns batches of one data set, of several by name, or an empty list when there is none.
+
+        Under a skew, ``val`` shows the clients' schemes and ``predict`` the new one. ``test`` makes two sets, one with
+        the clients' schemes and one with the new one; their names follow that of the data set.
+        """
         if dataset is None:
             return []
-        if self.skewed is not None:
-            return self.skewed.loaders(stage, dataset, load)
-        return {name: load(part) for name, part in dataset.items()} if isinstance(dataset, dict) else load(dataset)
+        views = (SEEN_SCHEMES, NEW_SCHEME) if stage == "test" and self.skew is not None else ("",)
+        found: dict[str, EvalLoader] = {}
+        for name, part in (dataset if isinstance(dataset, dict) else {"": dataset}).items():
+            loader, stream = load(part), f"{stage}/{name}" if name else stage
+            for view in views:
+                seen = stage == "val" or view == SEEN_SCHEMES
+                found["/".join(filter(None, (name, view)))] = self._central(stream, part, loader, seen)
+        return found if isinstance(dataset, dict) or len(views) > 1 else found[""]
+
+    def _central(
+        self, name: str, dataset: AnyDataset, loader: SetBatches, seen: bool, targets: npt.NDArray[Any] | None = None
+    ) -> EvalLoader:
+        """Returns a central set, under a skew in the clients' schemes or in the one that no client has.
+
+        Each class is spread over the schemes as over the clients' training samples; the set's targets, shape
+        (samples,), are found in it if not given.
+        """
+        if self.skew is None:
+            return loader
+        size, split, owned = length(dataset, "--data.test_dataset"), self.division.split, self.loaded.targets
+        schemes: Any = self.skew.num_clients
+        if seen:
+            targets = find_targets(dataset) if targets is None else targets
+            owned = None if owned is None else owned[split.index]
+            schemes = self.skew.clients(name, size if targets is None else targets, split.owners, owned)
+        return SkewedBatches(loader, SkewedRows(self.skew, self.skew.draws(name, size), schemes))
 
     def _held_out(self, part: HeldOut, load: _Load, name: str = "train", dataset: Any = None) -> EvalLoader:
         """Returns the batches of some rows, each in the scheme of its client."""
         dataset = self.loaded.datasets.train if dataset is None else dataset
         loader = load(Subset(dataset, part.rows.tolist()))
-        return loader if self.skewed is None else self.skewed.held_out(name, len(dataset), part, loader)
+        if self.skew is None:
+            return loader
+        draws = self.skew.draws(name, len(dataset))[torch.from_numpy(part.rows)]
+        return SkewedBatches(loader, SkewedRows(self.skew, draws, _schemes(self.skew, part.owners)))
+
+
+def _schemes(skew: FeatureSkew, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns the scheme of each sample; the new one if no client owns it."""
+    return np.where(owners == CENTRAL, skew.num_clients, owners)
+
+
+def _expect_free_names(named: Iterable[str], held_out: Iterable[str]) -> None:
+    """Refuses a test set of the data that has the name of a held-out one."""
+    for name in set(named).intersection(held_out):
+        option = "unseen_clients" if name == "unseen" else "client_test_fraction"
+        raise FederatedError(
+            f"Expected no test set named {name} beside the one that `--data.{option}` makes, but the data have "
+            f"one: set `--data.{option} 0`, or rename theirs."
+        )
 
 
 def _name_targets(targets: npt.NDArray[Any] | None) -> str:

@@ -16,10 +16,10 @@ from lightning_fed.core.seeding import run_seed
 from lightning_fed.data.adapters.clients import DEFAULT_CLIENTS, ClientDatasets
 from lightning_fed.data.adapters.modules import SourceModule, expect_source
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource
+from lightning_fed.data.client_data import ClientData
 from lightning_fed.data.collation import Collate, Loading
-from lightning_fed.data.client_data import DividedData
-from lightning_fed.data.holdout import Division, DivisionOptions, ValSplit
 from lightning_fed.data.evaluation import eval_loader
+from lightning_fed.data.holdout import Division, DivisionOptions, ValSplit
 from lightning_fed.data.inspection import AnyDataset
 from lightning_fed.data.label_statistics import label_statistics
 from lightning_fed.data.loading import Datasets, LoadedData
@@ -118,7 +118,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         self.in_memory, self.augmentation, self.skew = in_memory, augmentation, skew
         self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets, users)
         self._loaded: LoadedData | None = None
-        self._divided: DividedData | None = None
+        self._divided: ClientData | None = None
         self._source_loading = Loading()
         self.source, self.targets_are_labels = source, class_labels
         self._source = None if source is None else SourceModule(source, self._context, class_labels is not False)
@@ -336,13 +336,13 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     def _context(self) -> tuple[Any, int]:
         return self.trainer, self._seed()
 
-    def _divide(self) -> DividedData:
+    def _divide(self) -> ClientData:
         loaded, seed = self._load(), self._seed()
         if self._divided is None or self._divided.division.seed != seed:
             partitioner, num_clients, train = self.partitioner, self.num_clients, loaded.datasets.train
             if self._may_come_split and isinstance(train, ClientDatasets):
                 partitioner, num_clients = ByUser(), train.count(num_clients)
-            self._divided = DividedData.of(loaded, self.held_out, partitioner, num_clients, seed, self.skew)
+            self._divided = ClientData.of(loaded, self.held_out, partitioner, num_clients, seed, self.skew)
         return self._divided
 
     def _eval_loader(self, dataset: AnyDataset) -> SetBatches:

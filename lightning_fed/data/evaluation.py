@@ -1,6 +1,6 @@
 """Batches of central validation and test sets, one or several."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,9 @@ from typing_extensions import Self
 
 from lightning_fed.data.collation import CheckedCollate, Loading
 from lightning_fed.data.inspection import AnyDataset, find_conversion, find_tensors, length
-from lightning_fed.data.sources import EvalBatches, EvalLoader, EvalLoaders, SetBatches
-from lightning_fed.errors import FederatedError
+from lightning_fed.data.sources import EvalBatches, EvalLoader, SetBatches
 
-__all__ = ["JoinedBatches", "eval_loader", "expect_free_names", "join_tests", "num_samples", "worker_options"]
+__all__ = ["JoinedBatches", "eval_loader", "num_samples", "worker_options"]
 
 
 class JoinedBatches:
@@ -63,22 +62,3 @@ def worker_options(loading: Loading) -> dict[str, Any]:
 def num_samples(loader: Any) -> int:
     """Returns the number of samples of a central set, also if a data loader reads it."""
     return int(loader.num_samples) if hasattr(loader, "num_samples") else length(loader.dataset, "--data")
-
-
-def join_tests(loaders: EvalLoaders, held_out: dict[str, EvalLoader]) -> dict[str, EvalLoader]:
-    """Adds held-out sets (``clients``, ``unseen``) to the data's test sets; a single test set is named ``test``."""
-    if isinstance(loaders, (list, tuple)):
-        loaders = {f"test_{number}": loader for number, loader in enumerate(loaders)}
-    named = loaders if isinstance(loaders, dict) else {"test": loaders}
-    expect_free_names(named, held_out)
-    return {**named, **held_out}
-
-
-def expect_free_names(named: Iterable[str], held_out: Iterable[str]) -> None:
-    """Refuses a test set of the data that has the name of a held-out one."""
-    for name in set(named).intersection(held_out):
-        option = "unseen_clients" if name == "unseen" else "client_test_fraction"
-        raise FederatedError(
-            f"Expected no test set named {name} beside the one that `--data.{option}` makes, but the data have "
-            f"one: set `--data.{option} 0`, or rename theirs."
-        )

@@ -164,8 +164,9 @@ def test_both_sources_give_the_same_batches(module: tuple[str, FederatedDataModu
     _, data = module
     fast = data.train_source()
     slow: BatchSource = LoaderSource(data.load_datasets().train, data.split, data.batch_size)
-    if (skewed := data._divide().skewed) is not None:
-        slow = skewed.source(slow, data.split)
+    divided = data._divide()
+    if divided.skew is not None:
+        slow = SkewedSource(slow, data.split, divided.training_rows(divided.skew))
     for client in (0, 7):
         order = torch.randperm(int(fast.sizes[client]), generator=torch.Generator().manual_seed(client))[:70]
         for one, other in zip(fast.batches(client, order, 0), slow.batches(client, order, 0), strict=True):

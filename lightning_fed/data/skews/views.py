@@ -1,29 +1,21 @@
-"""Skewed views of what a data module has: the clients' batches, central sets, and all training data together."""
+"""Skewed batches: those of clients, of central sets, and of all training data together."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import StackDataset
 from typing_extensions import Self
 
-from lightning_fed.data.collation import CheckedCollate, Collate
-from lightning_fed.data.holdout import CENTRAL, Division, HeldOut
+from lightning_fed.data.collation import Collate
 from lightning_fed.data.evaluation import JoinedBatches
-from lightning_fed.data.inspection import AnyDataset, find_targets, first_input, length
-from lightning_fed.data.loading import LoadedData
-from lightning_fed.data.skews.base import DataFacts, FeatureSkew
-from lightning_fed.data.sources import BatchSource, EvalLoader, SetBatches, WrappedSource
+from lightning_fed.data.skews.base import FeatureSkew
+from lightning_fed.data.sources import BatchSource, SetBatches, WrappedSource
 from lightning_fed.data.split import Split
 
-__all__ = ["NEW_SCHEME", "SEEN_SCHEMES", "SkewedBatches", "SkewedRows", "SkewedSets", "SkewedSource", "numbered_rows"]
-
-SEEN_SCHEMES, NEW_SCHEME = "seen_schemes", "new_scheme"
+__all__ = ["SkewedBatches", "SkewedRows", "SkewedSource"]
 
 
 class SkewedRows:
@@ -50,8 +42,12 @@ class SkewedRows:
     def show(self, batch: Any, rows: Tensor | slice, scheme: int | None = None) -> Any:
         """Skews a batch of some rows, int64 of shape (B,) or a slice, in their schemes or in another one."""
         schemes = self._schemes if scheme is None else scheme
-        chosen = schemes if isinstance(schemes, int) else _take(schemes, rows)
-        return self._skew.apply(batch, chosen, _take(self._draws, rows))
+        return self._skew.apply(batch, schemes if isinstance(schemes, int) else schemes[rows], self._draws[rows])
+
+    def collate(self, collate: Collate, samples: list[Any]) -> Any:
+        """Makes a skewed batch of samples that come with their row numbers, in a worker or in the main process."""
+        numbers, parts = zip(*samples, strict=True)
+        return self.show(collate(list(parts)), torch.tensor(numbers))
 
 
 class SkewedSource(WrappedSource):
@@ -99,118 +95,3 @@ class SkewedBatches(JoinedBatches):
         """Makes batches arrive on a device; returns itself."""
         self._rows.to(device)
         return super().to(device)
-
-
-@dataclass(frozen=True)
-class SkewedSets:
-    """Shows every data set of a data module under a skew.
-
-    Attributes:
-        skew: A prepared skew, with schemes for the clients that do not train, too.
-        loaded: The data sets.
-        division: What the clients hold.
-    """
-
-    skew: FeatureSkew
-    loaded: LoadedData
-    division: Division
-
-    @classmethod
-    def of(cls, skew: FeatureSkew, loaded: LoadedData, division: Division) -> "SkewedSets":
-        """Prepares a skew for the data that were loaded."""
-        sample, datasets = first_input(loaded.datasets.train), loaded.datasets
-        facts = DataFacts(
-            sample if isinstance(sample, Tensor) else None,
-            loaded.num_classes,
-            tuple(datasets.mean or (0.0,)),
-            tuple(datasets.std or (1.0,)),
-        )
-        return cls(skew.prepare(division.num_owners, division.seed, facts), loaded, division)
-
-    def source(self, source: BatchSource, split: Split) -> SkewedSource:
-        """Returns the clients' skewed batches for a split of the training set."""
-        return SkewedSource(source, split, self._training_rows())
-
-    def labels(self, labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Returns the training labels that the model sees, shape (num_samples,)."""
-        targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
-        return self.skew.labels(targets, self.skew.draws("train", len(labels))).numpy()
-
-    def collate(self, collate: Collate | None) -> Collate:
-        """Returns a ``collate_fn`` that shows samples of ``numbered_rows`` in the schemes of their owners."""
-        return partial(_collate, self._training_rows(), CheckedCollate(collate))
-
-    def loaders(
-        self, stage: str, dataset: AnyDataset | dict[str, AnyDataset], load: Callable[[AnyDataset], Any]
-    ) -> EvalLoader | dict[str, EvalLoader]:
-        """Returns the skewed batches of one evaluation set, or of several by name.
-
-        Args:
-            stage: ``val`` uses the clients' schemes, ``predict`` the new one. ``test`` makes two sets, one with the
-                clients' schemes and one with the new one; their names follow that of the data set.
-            dataset: What is evaluated.
-            load: Makes batches of a data set.
-        """
-        views: dict[str, list[tuple[str, Callable[..., SkewedBatches]]]] = {
-            "val": [("", self.seen)],
-            "test": [(SEEN_SCHEMES, self.seen), (NEW_SCHEME, self.new)],
-            "predict": [("", self.new)],
-        }
-        found: dict[str, EvalLoader] = {}
-        for name, part in (dataset if isinstance(dataset, dict) else {"": dataset}).items():
-            loader, stream = load(part), f"{stage}/{name}" if name else stage
-            for view, show in views[stage]:
-                found["/".join(filter(None, (name, view)))] = show(stream, part, loader)
-        return found if isinstance(dataset, dict) or stage == "test" else found[""]
-
-    def seen(
-        self, name: str, dataset: AnyDataset, loader: SetBatches, targets: npt.NDArray[Any] | None = None
-    ) -> SkewedBatches:
-        """Returns a central set in the clients' schemes, with each class spread as in their training samples.
-
-        Its targets, shape (samples,), are found in it if not given.
-        """
-        size, split, owned = length(dataset, "--data.test_dataset"), self.division.split, self.loaded.targets
-        targets = find_targets(dataset) if targets is None else targets
-        schemes = self.skew.clients(
-            name, size if targets is None else targets, split.owners, None if owned is None else owned[split.index]
-        )
-        return self.shown(loader, self.skew.draws(name, size), schemes)
-
-    def new(self, name: str, dataset: AnyDataset, loader: SetBatches) -> SkewedBatches:
-        """Returns a central set in the scheme that no client has."""
-        draws = self.skew.draws(name, length(dataset, "--data.test_dataset"))
-        return self.shown(loader, draws, self.skew.num_clients)
-
-    def held_out(self, name: str, size: int, part: HeldOut, loader: SetBatches) -> SkewedBatches:
-        """Returns some rows of a set with ``size`` samples, each in the scheme of its client."""
-        draws = self.skew.draws(name, size)[torch.from_numpy(part.rows)]
-        return self.shown(loader, draws, self._schemes(part.owners))
-
-    def shown(self, loader: SetBatches, draws: Tensor, schemes: int | npt.NDArray[np.int64]) -> SkewedBatches:
-        """Returns skewed batches, given the numbers and schemes of their rows; see ``SkewedRows``."""
-        return SkewedBatches(loader, SkewedRows(self.skew, draws, schemes))
-
-    def _schemes(self, owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Returns the scheme of each sample; the new one if no client owns it."""
-        return np.where(owners == CENTRAL, self.skew.num_clients, owners)
-
-    def _training_rows(self) -> SkewedRows:
-        size = self.loaded.num_samples
-        return SkewedRows(self.skew, self.skew.draws("train", size), self._schemes(self.division.owners(size)))
-
-
-def numbered_rows(dataset: AnyDataset) -> StackDataset[Any]:
-    """Returns a data set whose samples come with their row numbers."""
-    rows: Any = range(length(dataset, "--data.train_dataset"))
-    return StackDataset(rows, dataset)
-
-
-def _collate(rows: SkewedRows, collate: Collate, samples: list[Any]) -> Any:
-    """Makes a skewed batch of numbered samples, in a worker or in the main process."""
-    numbers, parts = zip(*samples, strict=True)
-    return rows.show(collate(list(parts)), torch.tensor(numbers))
-
-
-def _take(values: Tensor, rows: Tensor | slice) -> Tensor:
-    return values[rows] if isinstance(rows, slice) else values.index_select(0, rows)
