@@ -1,17 +1,21 @@
 """Data of a federated run: any data set, a partitioner, and batches of one client at a time."""
 
-from lightning_fed.data.adapters.clients import ClientDatasets
+from lightning_fed.data.adapters.containers import ClientDatasets
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip, SampleAugmentation
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.datasets.arrays import Arrays
 from lightning_fed.data.datasets.bundled import BundledDataModule, ImageDataModule, UserDataModule
 from lightning_fed.data.datasets.cifar import CIFAR10, CIFAR100
-from lightning_fed.data.datasets.colored_mnist import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
 from lightning_fed.data.datasets.digits import Digits
-from lightning_fed.data.datasets.femnist import FEMNIST
+from lightning_fed.data.datasets.leaf import FEMNIST, Shakespeare
+from lightning_fed.data.datasets.misleading_mnist import (
+    ColoredMNIST,
+    ColoredMNISTBinary,
+    FedCMNIST,
+    FedRotMNIST,
+    SpuriousMNIST,
+)
 from lightning_fed.data.datasets.mnist import EMNIST, MNIST, FashionMNIST
-from lightning_fed.data.datasets.shakespeare import Shakespeare
-from lightning_fed.data.datasets.spurious_mnist import SpuriousMNIST
 from lightning_fed.data.datasets.tiny_imagenet import TinyImageNet
 from lightning_fed.data.holdout import Division, HeldOut
 from lightning_fed.data.loading import Datasets

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fed.core.display.shown import ShownInNotebooks
 from lightning_fed.core.seeding import run_seed
-from lightning_fed.data.adapters.clients import DEFAULT_CLIENTS, ClientDatasets
+from lightning_fed.data.adapters.containers import DEFAULT_CLIENTS, ClientDatasets
 from lightning_fed.data.adapters.modules import SourceModule, expect_source
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource
 from lightning_fed.data.client_data import ClientData

@@ -29,7 +29,7 @@ from torch.utils.data import (
 from lightning_fed.cli import main
 from lightning_fed.client_algorithms import FedGA
 from lightning_fed.data import IID, ClientDatasets, FederatedDataModule, Shards
-from lightning_fed.data.adapters import clients
+from lightning_fed.data.adapters import containers
 from lightning_fed.data.adapters.modules import GivenLoaders
 from lightning_fed.errors import FederatedError
 from tests.compatibility.data_modules import TextClassifier, TextData, Texts, TheirData, Watching, WithOwnData, padded
@@ -400,7 +400,7 @@ def test_clients_data_can_be_split_anew(tmp_path) -> None:
     ],
 )
 def test_clients_that_do_not_fit(tmp_path, monkeypatch, data, sentence) -> None:
-    monkeypatch.setattr(clients, "_MOST_COUNTED", 50)
+    monkeypatch.setattr(containers, "_MOST_COUNTED", 50)
     with pytest.raises(FederatedError, match=sentence) as caught:
         federated_trainer(tmp_path).fit(Classifier(), datamodule=data())
     assert "\n" not in str(caught.value)
