@@ -82,8 +82,7 @@ class CropFlip(SampleAugmentation):
 
     def __init__(self, padding: int = 4, flip: bool = True) -> None:
         expect_count("--data.augmentation.padding", padding, least=0)
-        self.padding = padding
-        self.flip = flip
+        self.padding, self.flip = padding, flip
 
     def draw(self, size: int, generator: torch.Generator) -> Tensor:
         """Draws the window's top and left, and whether it is mirrored, shape (B, 3)."""
@@ -157,8 +156,7 @@ class AugmentingCollate:
     """Collates samples into an augmented batch, for a data loader, which seeds torch's global stream itself."""
 
     def __init__(self, augmentation: Augmentation, collate: Callable[[list[Any]], Any] = default_collate) -> None:
-        self._augmentation = augmentation
-        self._collate = collate
+        self._augmentation, self._collate = augmentation, collate
 
     def __call__(self, samples: list[Any]) -> Any:
         """Collates samples and changes their inputs."""

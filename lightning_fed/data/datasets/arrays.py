@@ -64,8 +64,7 @@ class Arrays(BundledDataModule):
         expect_choice("--data.layout", layout, get_args(Layout))
         if std is not None and not bool((torch.tensor(std) > 0).all()):
             raise FederatedError(f"Expected `--data.std` to be above 0, got {std}.")
-        self.path = path
-        self.root = root
+        self.path, self.root = path, root
         self._chosen = {
             "x_train": x_train, "y_train": y_train, "x_val": x_val, "y_val": y_val, "x_test": x_test, "y_test": y_test,
         }  # fmt: skip
@@ -76,31 +75,21 @@ class Arrays(BundledDataModule):
         """Reads the arrays."""
         files: dict[Path, ArrayFile] = {}
         train = self._dataset("train", files)
-        val = self._dataset("val", files) if self._has("val", files) else None
-        test = self._dataset("test", files) if self._has("test", files) else None
-        for part, dataset in (("val", val), ("test", test)):
-            if dataset is not None:
-                self._expect_alike(part, dataset, train)
-        mean, std = self._normalisation()
-        return Datasets(train, val, test, mean=mean, std=std)
-
-    def _normalisation(self) -> tuple[list[float] | None, list[float] | None]:
-        """What was subtracted and divided by, one value for all channels or one for each; None for neither."""
+        sets: dict[str, Any] = {part: self._dataset(part, files) for part in ("val", "test") if self._has(part, files)}
+        shape, kind = tuple(train.tensors[0].shape[1:]), self._kinds["train"]
+        for part, dataset in sets.items():
+            own = tuple(dataset.tensors[0].shape[1:])
+            if own != shape or self._kinds[part] != kind:
+                raise FederatedError(
+                    f"Expected `--data.x_{part}` to hold inputs like those of `--data.x_train`, {kind} that become "
+                    f"{shape}, got {self._kinds[part]} that become {own}."
+                )
         mean, std = self._input_options["mean"], self._input_options["std"]
         if mean is None and std is None:
-            return None, None
+            return Datasets(train, **sets)
         given = (0.0 if mean is None else mean, 1.0 if std is None else std)
         means, stds = ([float(part)] if isinstance(part, int | float) else list(part) for part in given)
-        return means, stds
-
-    def _expect_alike(self, part: str, dataset: TensorDataset, train: TensorDataset) -> None:
-        """Refuses inputs of another shape or dtype than in training."""
-        x, train_x = dataset.tensors[0], train.tensors[0]
-        if x.shape[1:] != train_x.shape[1:] or self._kinds[part] != self._kinds["train"]:
-            raise FederatedError(
-                f"Expected `--data.x_{part}` to hold inputs like those of `--data.x_train`, {self._kinds['train']} "
-                f"that become {tuple(train_x.shape[1:])}, got {self._kinds[part]} that become {tuple(x.shape[1:])}."
-            )
+        return Datasets(train, **sets, mean=means, std=stds)
 
     def _has(self, part: str, files: dict[Path, ArrayFile]) -> bool:
         """Whether a part was asked for, or one of its arrays lies in ``path`` under its usual name."""

@@ -75,9 +75,7 @@ class ImageDataModule(BundledDataModule, ABC):
     ) -> None:
         super().__init__(**kwargs)
         expect_choice("--data.storage", storage, get_args(Storage))
-        self.root = root
-        self.download = download
-        self.storage = storage
+        self.root, self.download, self.storage = root, download, storage
 
     @abstractmethod
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
@@ -163,10 +161,8 @@ class UserDataModule(BundledDataModule, ABC):
         if num_users is not None:
             expect_count("--data.num_users", num_users)
         expect_count("--data.draw_seed", draw_seed, least=0)
-        self.path = path
-        self.root = root
-        self.num_users = num_users
-        self.draw_seed = draw_seed
+        self.path, self.root = path, root
+        self.num_users, self.draw_seed = num_users, draw_seed
 
     @property
     def place(self) -> Path:

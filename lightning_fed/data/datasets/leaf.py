@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed.data.datasets.bundled import UserDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.readers.array_files import ArrayFile
-from lightning_fed.data.readers.leaf import UserSamples, known_and_unseen, places_of, read_leaf
+from lightning_fed.data.readers.leaf import UserSamples, known_and_unseen, read_leaf
 from lightning_fed.data.readers.plays import LETTERS, WINDOW, Role, TextWindows, read_plays, read_roles
 from lightning_fed.errors import FederatedError, expect_count, expect_number
 
@@ -55,9 +55,7 @@ class FEMNIST(UserDataModule):
     ) -> None:
         super().__init__(path=path, **kwargs)
         expect_number("--data.std", std, above=0)
-        self.pixel_mean = mean
-        self.pixel_std = std
-        self.digits_only = digits_only
+        self.pixel_mean, self.pixel_std, self.digits_only = mean, std, digits_only
 
     def identity(self) -> list[str]:
         """Adds whether letters are left out."""
@@ -83,9 +81,9 @@ class FEMNIST(UserDataModule):
         chosen = train.of(self.draw(len(train.names)))
         tests: dict[str, Any] = {}
         if test is not None:
-            known, unseen = (test.of(part) for part in known_and_unseen(test.names, train.names, chosen.names))
-            users = places_of(known.names, chosen.names)[known.users]
-            tests = self.test_sets(self._dataset(known), self._dataset(unseen), users)
+            rows, places, others = known_and_unseen(test.names, train.names, chosen.names)
+            known, unseen = test.of(rows), test.of(others)
+            tests = self.test_sets(self._dataset(known), self._dataset(unseen), places[known.users])
         return Datasets(
             train=self._dataset(chosen),
             **tests,
@@ -194,9 +192,7 @@ class Shakespeare(UserDataModule):
         expect_number("--data.test_fraction", test_fraction, least=0, below=1)
         if max_samples is not None:
             expect_count("--data.max_samples", max_samples)
-        self.min_samples = min_samples
-        self.max_samples = max_samples
-        self.min_lines = min_lines
+        self.min_samples, self.max_samples, self.min_lines = min_samples, max_samples, min_lines
         self.test_fraction = test_fraction
 
     def load_datasets(self) -> Datasets:
@@ -216,9 +212,9 @@ class Shakespeare(UserDataModule):
             users = np.repeat(np.arange(len(chosen)), [len(part) for part in later])
             test_sets = self.test_sets(_windows(chosen, later), None, users)
         else:
-            names = [[role.name for role in part] for part in (tests, roles, chosen)]
-            known, unseen = ([tests[number] for number in which] for which in known_and_unseen(*names))
-            places = places_of([role.name for role in known], names[2])
+            names = ([role.name for role in part] for part in (tests, roles, chosen))
+            rows, places, other_rows = known_and_unseen(*names)
+            known, unseen = ([tests[number] for number in which] for which in (rows, other_rows))
             users = np.repeat(places, [len(role.starts) for role in known])
             own, others = (_windows(part, [role.starts for role in part]) if part else None for part in (known, unseen))
             test_sets = self.test_sets(own, others, users)

@@ -51,17 +51,14 @@ class TinyImageNet(ImageDataModule):
         """Decodes the training or the validation images, or reads them from the cache."""
         ids = self._ids()
         paths, labels = self._training_files(ids) if train else self._validation_files(ids)
-        (images,) = cached_tensors(
-            self._cache_file("train" if train else "val"),
-            fingerprint_of(paths, self.place),
-            lambda: [_decode_all(paths, self.advice)],
-        )
+        file = self._cache_file("train" if train else "val")
+        (images,) = cached_tensors(file, fingerprint_of(paths, self.place), lambda: [_decode_all(paths, self.advice)])
         return images, torch.tensor(labels, dtype=torch.int64)
 
     def names(self) -> list[str]:
         """Returns the first name that ``words.txt`` has for each class, or its id if there is none."""
         path = self.place / "words.txt"
-        lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
+        lines = self._text(path).splitlines() if path.is_file() else []
         words = dict(line.split("\t", 1) for line in lines if "\t" in line)
         return [words.get(name, name).split(",")[0].strip() for name in self._ids()]
 
@@ -82,12 +79,15 @@ class TinyImageNet(ImageDataModule):
         place = hashlib.sha256(str(self.place.resolve()).encode()).hexdigest()[:12]
         return folder / f"{self.folder}-{part}-{place}.pt"
 
+    def _text(self, path: Path) -> str:
+        if not path.is_file():
+            raise self.missing(path)
+        return path.read_text("utf-8", "replace")
+
     def _ids(self) -> list[str]:
         """Reads the classes' ids, sorted."""
         path = self.place / "wnids.txt"
-        if not path.is_file():
-            raise self.missing(path)
-        ids = sorted(set(path.read_text("utf-8", "replace").split()))
+        ids = sorted(set(self._text(path).split()))
         if not ids:
             raise FederatedError(f"Expected the file {path} to list the ids of 200 classes, got none; {self.advice}.")
         return ids
@@ -116,12 +116,10 @@ class TinyImageNet(ImageDataModule):
 
     def _validation_files(self, ids: Sequence[str]) -> tuple[list[Path], list[int]]:
         path = self.place / "val" / "val_annotations.txt"
-        if not path.is_file():
-            raise self.missing(path)
         label_of = {name: label for label, name in enumerate(ids)}
         paths: list[Path] = []
         labels: list[int] = []
-        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+        for number, line in enumerate(self._text(path).splitlines(), 1):
             file, _, rest = line.partition("\t")
             name = rest.partition("\t")[0]
             if name not in label_of:

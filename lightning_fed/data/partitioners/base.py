@@ -44,8 +44,7 @@ class Partitioner(ABC):
     def __init__(self, min_samples: int = 0, too_small: TooSmall = "redraw") -> None:
         expect_count("--data.partitioner.min_samples", min_samples, least=0)
         expect_choice("--data.partitioner.too_small", too_small, get_args(TooSmall))
-        self.min_samples = min_samples
-        self.too_small = too_small
+        self.min_samples, self.too_small = min_samples, too_small
 
     @abstractmethod
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:

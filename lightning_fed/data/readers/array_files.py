@@ -37,9 +37,14 @@ class ArrayFile:
     """
 
     def __init__(self, path: Path, option: str) -> None:
-        self.path = path
-        self._option = option
-        self._check_path()
+        self.path, self._option = path, option
+        if not path.exists():
+            raise found_none("the file", path, option)
+        if not path.is_dir() and path.suffix not in SUFFIXES:
+            raise FederatedError(
+                f"Expected `{option}` to name a file that ends in {', '.join(SUFFIXES)} or a folder of .npy files, got "
+                f"{path}."
+            )
         with self._reading():
             self.names, self._read = _open(path)
 
@@ -70,28 +75,17 @@ class ArrayFile:
         more = f" and {len(self.names) - _MOST_NAMES} others" if len(self.names) > _MOST_NAMES else ""
         return (", ".join(self.names[:_MOST_NAMES]) or "no array") + more
 
-    def _check_path(self) -> None:
-        if not self.path.exists():
-            raise found_none("the file", self.path, self._option)
-        if not self.path.is_dir() and self.path.suffix not in SUFFIXES:
-            raise FederatedError(
-                f"Expected `{self._option}` to name a file that ends in {', '.join(SUFFIXES)} or a folder of .npy "
-                f"files, got {self.path}."
-            )
-
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # whatever the system, NumPy and torch raise on a damaged file
-            refused = error.strerror if isinstance(error, OSError) else None
+            why = f"as arrays ({type(error).__name__})"
             advice = "it is truncated, damaged, or holds other objects; write it again"
-            raise FederatedError(
-                f"The file {self.path} cannot be read ({refused}): change its permissions, or change `{self._option}`."
-                if refused
-                else f"The file {self.path} cannot be read as arrays ({type(error).__name__}): {advice}, or change "
-                f"`{self._option}`."
-            ) from error
+            if isinstance(error, OSError) and error.strerror:
+                why, advice = f"({error.strerror})", "change its permissions"
+            said = f"The file {self.path} cannot be read {why}: {advice}, or change `{self._option}`."
+            raise FederatedError(said) from error
 
 
 def _open(path: Path) -> tuple[list[str], _Read]:
@@ -205,7 +199,11 @@ def as_numbers(array: Tensor) -> Tensor:
 
 
 def _with_channels(array: Tensor, name: str, layout: Layout) -> Tensor:
-    chosen = _guess(array) if layout == "auto" else layout
+    chosen = layout
+    if layout == "auto":  # floating arrays of these shapes may also be sequences or volumes
+        last = array.ndim == 4 and array.shape[3] in _CHANNELS and array.shape[1] not in _CHANNELS
+        guess: Layout = "NHW" if array.ndim == 3 else "NHWC" if last else "as_is"
+        chosen = guess if array.dtype == torch.uint8 else "as_is"
     if chosen == "as_is":
         return array
     if array.ndim != len(chosen):
@@ -214,14 +212,6 @@ def _with_channels(array: Tensor, name: str, layout: Layout) -> Tensor:
             f"{tuple(array.shape)}: set `--data.layout as_is` to leave its dimensions as they are."
         )
     return array.unsqueeze(1) if chosen == "NHW" else array.movedim(3, 1)
-
-
-def _guess(array: Tensor) -> Layout:
-    # Floating arrays of these shapes may also be sequences or volumes.
-    if array.dtype == torch.uint8 and array.ndim == 3:
-        return "NHW"
-    channels_last = array.ndim == 4 and array.shape[3] in _CHANNELS and array.shape[1] not in _CHANNELS
-    return "NHWC" if array.dtype == torch.uint8 and channels_last else "as_is"
 
 
 def _per_channel(value: float | Sequence[float], inputs: Tensor, name: str, option: str) -> Tensor:

@@ -4,7 +4,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from lightning_fed.data.readers.folders import found_none
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "UNREADABLE", "LeafUser", "UserSamples", "known_and_unseen", "leaf_files", "leaf_users", "places_of", "read_leaf",
+    "UNREADABLE", "LeafUser", "UserSamples", "known_and_unseen", "leaf_files", "leaf_users", "read_leaf",
     "read_text",
 ]  # fmt: skip
 
@@ -56,22 +56,17 @@ class UserSamples:
 
 def known_and_unseen(
     test: Sequence[str], train: Sequence[str], drawn: Sequence[str]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+) -> tuple[npt.NDArray[np.int64], ...]:
     """Finds, by name, the test users that were drawn for training, and those that have no training samples.
 
     Returns:
-        Indices into ``test`` of the known and of the unseen users. Users who could have been drawn are in neither.
+        Indices into ``test`` of the known users, their places in ``drawn``, and indices into ``test`` of the unseen
+        users. Users who could have been drawn are in neither.
     """
-    in_training, taking_part = set(train), set(drawn)
-    known = [number for number, name in enumerate(test) if name in taking_part]
+    in_training, places = set(train), {name: place for place, name in enumerate(drawn)}
+    known = [number for number, name in enumerate(test) if name in places]
     unseen = [number for number, name in enumerate(test) if name not in in_training]
-    return np.asarray(known, dtype=np.int64), np.asarray(unseen, dtype=np.int64)
-
-
-def places_of(names: Sequence[str], among: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Returns the place of each name in another list, which must hold all of them; shape (names,)."""
-    places = {name: place for place, name in enumerate(among)}
-    return np.asarray([places[name] for name in names], dtype=np.int64)
+    return tuple(np.asarray(part, dtype=np.int64) for part in (known, [places[test[n]] for n in known], unseen))
 
 
 # What a file that is no text, is damaged or does not fit into memory ends in.
@@ -173,10 +168,7 @@ def _decoded(path: Path, option: str) -> dict[str, Any]:
     """Reads the JSON of a file; the inputs of a user become an array as soon as the user's entry ends."""
 
     def entry(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        number = Counter(name for name, value in pairs if isinstance(value, dict))
-        twice = next((name for name in number if number[name] > 1), None)
-        if twice is not None:
-            raise FederatedError(f"Expected every user once, got {twice} twice in {path}: change `{option}`.")
+        _expect_once((name for name, value in pairs if isinstance(value, dict)), str(path), option)
         return {name: _as_array(value) if name == "x" else value for name, value in pairs}
 
     try:
@@ -213,32 +205,32 @@ def _as_array(values: Any) -> Any:
 
 def _check_lists(path: Path, option: str, head: Mapping[str, Any], counted: Mapping[str, int]) -> None:
     """Refuses a file whose lists of users and counts do not agree with its entries."""
+
+    def expect(agrees: bool, what: str, got: str) -> None:
+        if not agrees:
+            raise FederatedError(f"Expected {what}, got {got}: write the file again, or change `{option}`.")
+
     users, counts = head["users"], head["num_samples"]
-    again = f"write the file again, or change `{option}`."
-    if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
-        got = f"{_described(users)} and {_described(counts)}"
-        raise FederatedError(
-            f"Expected users and num_samples in {path} to be lists of the same length, got {got}: {again}"
-        )
-    if not all(isinstance(user, str) for user in users):
-        raise FederatedError(f"Expected users in {path} to be a list of names, got other values in it: {again}")
-    listed = Counter(users)
+    alike = isinstance(users, list) and isinstance(counts, list) and len(users) == len(counts)
+    got = f"{_described(users)} and {_described(counts)}"
+    expect(alike, f"users and num_samples in {path} to be lists of the same length", got)
+    expect(all(isinstance(user, str) for user in users), f"users in {path} to be a list of names", "other values in it")
+    _expect_once(users, f"users of {path}", option)
     for user, number in zip(users, counts, strict=True):
-        if listed[user] > 1:
-            raise FederatedError(f"Expected every user once, got {user} twice in users of {path}: change `{option}`.")
-        if user not in counted:
-            raise FederatedError(f"Expected user_data in {path} to hold every user of its list, got no {user}: {again}")
-        if counted[user] != number:
-            raise FederatedError(
-                f"Expected {number} samples of user {user} in {path}, as its num_samples says, got {counted[user]}: "
-                f"{again}"
-            )
+        expect(user in counted, f"user_data in {path} to hold every user of its list", f"no {user}")
+        said = f"{number} samples of user {user} in {path}, as its num_samples says"
+        expect(counted[user] == number, said, str(counted[user]))
     # LEAF's own script drops users from the list, but leaves their entries behind, without samples.
+    listed = set(users)
     for user, number in counted.items():
-        if number and user not in listed:
-            raise FederatedError(
-                f"Expected user_data in {path} to hold the users of its list only, got {user} as well: {again}"
-            )
+        known = not number or user in listed
+        expect(known, f"user_data in {path} to hold the users of its list only", f"{user} as well")
+
+
+def _expect_once(users: Iterable[str], place: str, option: str) -> None:
+    for user, number in Counter(users).items():
+        if number > 1:
+            raise FederatedError(f"Expected every user once, got {user} twice in {place}: change `{option}`.")
 
 
 def _count(user: LeafUser) -> int:

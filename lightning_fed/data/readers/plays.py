@@ -25,8 +25,7 @@ class WindowGather:
     """Gathers windows of ``length`` tokens from a text, uint8 of shape (tokens,), on the device of their starts."""
 
     def __init__(self, text: Tensor, length: int) -> None:
-        self.text = text
-        self.length = length
+        self.text, self.length = text, length
 
     def __call__(self, starts: Tensor) -> Tensor:
         """Returns the windows that begin at ``starts`` (B,): shape (B, length), int64."""

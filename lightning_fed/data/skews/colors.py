@@ -173,10 +173,8 @@ class BinaryColors(ColorSkew):
                 "`--data.skew.test_flip_rate` not to lie between them, since no client has it, got "
                 f"{flip_rate_low}, {flip_rate_high} and {test_flip_rate}."
             )
-        self.flip_rate_low = flip_rate_low
-        self.flip_rate_high = flip_rate_high
-        self.test_flip_rate = test_flip_rate
-        self.label_noise = label_noise
+        self.flip_rate_low, self.flip_rate_high = flip_rate_low, flip_rate_high
+        self.test_flip_rate, self.label_noise = test_flip_rate, label_noise
         self._maps = torch.empty(0)
 
     def num_classes(self, num_classes: int | None) -> int | None:
@@ -231,8 +229,7 @@ class ClassColors(ColorSkew):
     def __init__(self, colors_per_class: int = 2, test_colors: int = 10) -> None:
         expect_count("--data.skew.colors_per_class", colors_per_class)
         expect_count("--data.skew.test_colors", test_colors)
-        self.colors_per_class = colors_per_class
-        self.test_colors = test_colors
+        self.colors_per_class, self.test_colors = colors_per_class, test_colors
 
     def make_schemes(self, generator: np.random.Generator) -> Tensor:
         """Returns the colours of foreground and background, first those of the classes, shape (2, colours, 3).
