@@ -3,34 +3,19 @@
 from lightning_fed.data.adapters.containers import ClientDatasets
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip, SampleAugmentation
 from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.datasets.altered import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST, SpuriousMNIST
 from lightning_fed.data.datasets.arrays import Arrays
 from lightning_fed.data.datasets.bundled import BundledDataModule, ImageDataModule, UserDataModule
-from lightning_fed.data.datasets.cifar import CIFAR10, CIFAR100
+from lightning_fed.data.datasets.color_images import CIFAR10, CIFAR100, TinyImageNet
 from lightning_fed.data.datasets.digits import Digits
 from lightning_fed.data.datasets.leaf import FEMNIST, Shakespeare
-from lightning_fed.data.datasets.misleading_mnist import (
-    ColoredMNIST,
-    ColoredMNISTBinary,
-    FedCMNIST,
-    FedRotMNIST,
-    SpuriousMNIST,
-)
 from lightning_fed.data.datasets.mnist import EMNIST, MNIST, FashionMNIST
-from lightning_fed.data.datasets.tiny_imagenet import TinyImageNet
 from lightning_fed.data.holdout import Division, HeldOut
 from lightning_fed.data.loading import Datasets
-from lightning_fed.data.partitioners import (
-    IID,
-    ByUser,
-    DirichletBalanced,
-    DirichletByClass,
-    DirichletByClient,
-    ExactClasses,
-    Partitioner,
-    PowerLaw,
-    QuantityDirichlet,
-    Shards,
-)
+from lightning_fed.data.partitioners.base import Partitioner
+from lightning_fed.data.partitioners.classes import ExactClasses, Shards
+from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
+from lightning_fed.data.partitioners.quantity import IID, ByUser, PowerLaw, QuantityDirichlet
 from lightning_fed.data.readers.plays import TextWindows
 from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.data.sources import BatchSource, TensorSource

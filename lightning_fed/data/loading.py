@@ -66,13 +66,15 @@ class Datasets:
     def readable(self, class_labels: bool | None = None) -> "Datasets":
         """Returns a copy with data sets in place of arrays, frames and lists of clients, and the option if given."""
         test = self.test
-        several = test if isinstance(test, dict) and not are_columns(test.values()) else None
-        tests = None if several is None else {n: as_dataset(part, "--data.test_dataset") for n, part in several.items()}
+        if isinstance(test, dict) and not are_columns(test.values()):
+            test = {name: as_dataset(part, "--data.test_dataset") for name, part in test.items()}
+        else:
+            test = as_dataset(test, "--data.test_dataset")
         return replace(
             self,
             train=as_dataset(self.train, "--data.train_dataset", clients=True),
             val=as_dataset(self.val, "--data.val_dataset"),
-            test=as_dataset(test, "--data.test_dataset") if tests is None else tests,
+            test=test,
             predict=as_dataset(self.predict, "--data.predict_dataset"),
             class_labels=self.class_labels if class_labels is None else class_labels,
         )
@@ -103,7 +105,6 @@ class LoadedData:
         tensors = find_tensors(datasets.train) if in_memory else None
         targets, users = _given(datasets, "targets", num_samples), _given(datasets, "users", num_samples)
         loaded = cls(datasets, num_samples, tensors, targets, users)
-        loaded._check_users()
         loaded._check_labels()
         return loaded
 
@@ -173,15 +174,6 @@ class LoadedData:
                     "`class_names`, or set `--data.class_labels false` if targets are not class labels."
                 )
 
-    def _check_users(self) -> None:
-        """Refuses NaN as a user, because all samples without a user would become one client."""
-        users = self.users
-        if users is not None and users.dtype.kind == "f" and np.isnan(users).any():
-            raise FederatedError(
-                "Expected `--data.users` to name the user of each training sample, got NaN for "
-                f"{np.isnan(users).sum()} of {len(users)}: leave these samples out, or give them users."
-            )
-
 
 def _whole(targets: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
     """Returns targets that are integers of at least 0, None for others."""
@@ -191,13 +183,17 @@ def _whole(targets: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
 
 def _given(datasets: Datasets, name: Literal["targets", "users"], num_samples: int) -> npt.NDArray[Any] | None:
     """Returns the targets or users that were given, else those found in the data set; None if there are none."""
-    values = getattr(datasets, name)
-    if values is None:
-        return find_targets(datasets.train) if name == "targets" else find_users(datasets.train)
-    array = as_targets(values)
-    if array is None or len(array) != num_samples:
+    values, find = getattr(datasets, name), find_targets if name == "targets" else find_users
+    array = find(datasets.train) if values is None else as_targets(values)
+    if values is not None and (array is None or len(array) != num_samples):
         raise FederatedError(
             f"Expected `--data.{name}` to hold one value for each of the {num_samples} training samples, got "
             f"{'something else' if array is None else len(array)}."
+        )
+    # All samples without a user would become one client.
+    if name == "users" and array is not None and array.dtype.kind == "f" and np.isnan(array).any():
+        raise FederatedError(
+            "Expected `--data.users` to name the user of each training sample, got NaN for "
+            f"{np.isnan(array).sum()} of {len(array)}: leave these samples out, or give them users."
         )
     return array

@@ -28,9 +28,8 @@ class Split:
     @classmethod
     def of(cls, clients: Sequence[npt.NDArray[Any]]) -> "Split":
         """Joins one index array per client."""
-        offsets = np.zeros(len(clients) + 1, dtype=np.int64)
-        offsets[1:] = np.cumsum(np.fromiter(map(len, clients), dtype=np.int64, count=len(clients)))
-        return cls(np.concatenate(clients).astype(np.int64, copy=False), offsets)
+        sizes = np.fromiter(map(len, clients), dtype=np.int64, count=len(clients))
+        return cls(np.concatenate(clients).astype(np.int64, copy=False), np.concatenate([[0], np.cumsum(sizes)]))
 
     @classmethod
     def by(

@@ -12,11 +12,10 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from lightning_fed.data import EMNIST, FEMNIST, Arrays, BundledDataModule, Digits, FederatedDataModule, ImageDataModule
-from lightning_fed.data.datasets.cifar import CIFAR10, CIFAR100
+from lightning_fed.data.datasets.altered import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
+from lightning_fed.data.datasets.color_images import CIFAR10, CIFAR100, TinyImageNet
 from lightning_fed.data.datasets.leaf import Shakespeare
-from lightning_fed.data.datasets.misleading_mnist import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
 from lightning_fed.data.datasets.mnist import MNIST, FashionMNIST
-from lightning_fed.data.datasets.tiny_imagenet import TinyImageNet
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import IID, Shards
 from lightning_fed.data.skews import SkewedBatches, SkewedSource

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data import ImageDataModule, TinyImageNet
-from lightning_fed.data.datasets import tiny_imagenet as tiny_imagenet_file
+from lightning_fed.data.datasets import color_images as tiny_imagenet_file
 from lightning_fed.errors import FederatedError
 from tests.official_files import TINY_CLASSES, write_tiny_imagenet
 from tests.parts import same

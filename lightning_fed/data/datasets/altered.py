@@ -1,4 +1,4 @@
-"""MNIST with inputs that mislead: colours or angles of each client, features that few share, noise, flipped labels."""
+"""MNIST with altered inputs: colours or angles of each client, features that few share, noise, flipped labels."""
 
 from typing import Any
 
