@@ -17,6 +17,10 @@ from lightning_fed.errors import FederatedError, expect_count, expect_number
 
 __all__ = ["ColoredMNIST", "ColoredMNISTBinary", "FedCMNIST", "FedRotMNIST", "SpuriousMNIST"]
 
+_CLASSES = 10
+# Streams of Purpose.SKEW, by the argument ``round``, apart from those of feature skews.
+_ROWS, _TRAIN, _TEST, _SHUFFLED = 16, 17, 18, 19
+
 
 class FedCMNIST(MNIST):
     """MNIST with a colour for each digit and another set of colours at each client, shape (3, 28, 28), 10 classes.
@@ -81,11 +85,6 @@ class ColoredMNIST(MNIST):
 
     def __init__(self, skew: FeatureSkew | None = ClassColors(), **kwargs: Any) -> None:  # noqa: B008 - holds no state
         super().__init__(skew=skew, **kwargs)
-
-
-_CLASSES = 10
-# Streams of Purpose.SKEW, by the argument ``round``, apart from those of feature skews.
-_ROWS, _TRAIN, _TEST, _SHUFFLED = 16, 17, 18, 19
 
 
 class SpuriousMNIST(MNIST):

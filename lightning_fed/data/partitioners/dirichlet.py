@@ -14,6 +14,7 @@ from lightning_fed.errors import expect_number
 
 __all__ = ["DirichletBalanced", "DirichletByClass", "DirichletByClient", "draw_classes"]
 
+_Ints = npt.NDArray[np.int64]
 _Shares = npt.NDArray[np.float64]
 
 
@@ -115,9 +116,6 @@ class DirichletBalanced(DirichletByClass):
             # Dir(α) over these clients, so they are drawn from it.
             shares[room] = generator.dirichlet(np.full(room.sum(), float(self.alpha)))
         return shares
-
-
-_Ints = npt.NDArray[np.int64]
 
 
 def draw_classes(counts: _Ints, client: _Ints, alpha: float, generator: np.random.Generator) -> _Ints:

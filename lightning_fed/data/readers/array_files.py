@@ -15,6 +15,10 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["SUFFIXES", "ArrayFile", "Layout", "as_inputs", "as_labels", "as_numbers"]
 
+Layout: TypeAlias = Literal["auto", "NHW", "NHWC", "as_is"]
+
+_CHANNELS = (1, 3, 4)
+
 SUFFIXES = (".npz", ".npy", ".pt", ".pth")
 
 # From this many bytes on, a file is memory-mapped: its pages are read when they are used, and can be dropped again.
@@ -135,11 +139,6 @@ def _described(value: Any) -> str:
     if isinstance(value, Tensor) and (value.is_nested or value.is_meta or value.layout != torch.strided):
         return "a nested tensor" if value.is_nested else f"a {'meta' if value.is_meta else value.layout} tensor"
     return f"{value.dtype} values of shape {tuple(value.shape)}"
-
-
-Layout: TypeAlias = Literal["auto", "NHW", "NHWC", "as_is"]
-
-_CHANNELS = (1, 3, 4)
 
 
 def as_inputs(

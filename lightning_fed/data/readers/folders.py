@@ -16,6 +16,9 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["cached_tensors", "data_folder", "default_cache_folder", "fetch_whole", "fingerprint_of", "found_none"]
 
+# What torch raises for a file that was cut, changed, or is of another kind.
+_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, zipfile.BadZipFile)
+
 # What a download can end with: no network, no space, a wrong checksum, an archive that cannot be unpacked.
 _FAILURES = (OSError, RuntimeError, EOFError, zipfile.BadZipFile)
 
@@ -60,10 +63,6 @@ def _move(source: Path, target: Path) -> None:
             _move(child, target / child.name)
     else:
         os.replace(source, target)
-
-
-# What torch raises for a file that was cut, changed, or is of another kind.
-_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 def default_cache_folder() -> Path:

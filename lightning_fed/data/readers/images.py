@@ -17,6 +17,11 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["ByteImages", "Normalisation", "Storage", "find_idx", "image_dataset", "read_idx"]
 
+Storage: TypeAlias = Literal["auto", "float32", "uint8"]
+
+# Images that would take more bytes than this as floats are stored as bytes.
+_LARGE = 2**30
+
 
 def find_idx(folder: Path, name: str) -> Path | None:
     """Returns the path of a file in a folder, unpacked or with ``.gz``, None when there is neither."""
@@ -54,12 +59,6 @@ def _read(path: Path, advice: str) -> bytes:
         raise FederatedError(f"The file {path} is not a sound gzip file ({error}); {advice}.") from error
     except OSError as error:
         raise FederatedError(f"The file {path} cannot be read ({error.strerror or error}); {advice}.") from error
-
-
-Storage: TypeAlias = Literal["auto", "float32", "uint8"]
-
-# Images that would take more bytes than this as floats are stored as bytes.
-_LARGE = 2**30
 
 
 class Normalisation:

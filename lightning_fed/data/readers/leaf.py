@@ -23,6 +23,10 @@ __all__ = [
     "read_text",
 ]  # fmt: skip
 
+# What a file that is no text, is damaged or does not fit into memory ends in.
+UNREADABLE = (OSError, EOFError, ValueError, RecursionError, MemoryError, zlib.error)
+_KEYS = ("users", "num_samples", "user_data")
+
 
 @dataclass(frozen=True)
 class UserSamples:
@@ -67,11 +71,6 @@ def known_and_unseen(
     known = [number for number, name in enumerate(test) if name in places]
     unseen = [number for number, name in enumerate(test) if name not in in_training]
     return tuple(np.asarray(part, dtype=np.int64) for part in (known, [places[test[n]] for n in known], unseen))
-
-
-# What a file that is no text, is damaged or does not fit into memory ends in.
-UNREADABLE = (OSError, EOFError, ValueError, RecursionError, MemoryError, zlib.error)
-_KEYS = ("users", "num_samples", "user_data")
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,6 @@ class DataFacts:
         return self.num_classes
 
     @property
-    def shape(self) -> str:
-        """The shape of an input in words."""
-        return "inputs without a shape" if self.sample is None else f"inputs of shape {tuple(self.sample.shape)}"
-
-    @property
     def image_shape(self) -> tuple[int, int, int] | None:
         """The shape (C, H, W) of an input, None if it is no image of floating numbers."""
         if self.sample is None or self.sample.ndim != 3 or not self.sample.is_floating_point():
@@ -58,9 +53,14 @@ class DataFacts:
         channels, height, width = self.sample.shape
         return channels, height, width
 
-    def check_brightness(self, skew: str) -> None:
-        """Refuses an image that is not in [0, 1] once the normalisation is undone, naming the skew."""
-        assert self.sample is not None
+    def check_images(self, skew: str, grey: bool) -> None:
+        """Refuses inputs that are no (grey) images, or not in [0, 1] once normalisation is undone; names the skew."""
+        if self.sample is None or self.image_shape is None or (grey and self.image_shape[0] != 1):
+            got = "inputs without a shape" if self.sample is None else f"inputs of shape {tuple(self.sample.shape)}"
+            what, other = ("grey images of shape (1, H, W)", "grey") if grey else ("images of shape (C, H, W)", "other")
+            raise FederatedError(
+                f"Expected {what} for `--data.skew {skew}`, got {got}: choose {other} data, or leave the skew out."
+            )
         place = self.sample.device
         mean, std = (torch.as_tensor(values, device=place).reshape(-1, 1, 1) for values in (self.mean, self.std))
         low, high = (self.sample * std + mean).aminmax()

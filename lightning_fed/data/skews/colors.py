@@ -21,13 +21,7 @@ class ColorSkew(FeatureSkew):
     def check(self, facts: DataFacts) -> None:
         """Refuses data without class labels, and inputs without shape (1, H, W) or not in [0, 1]."""
         super().check(facts)
-        name, shape = type(self).__name__, facts.image_shape
-        if shape is None or shape[0] != 1:
-            raise FederatedError(
-                f"Expected grey images of shape (1, H, W) for `--data.skew {name}`, got {facts.shape}: choose grey "
-                "data, or leave the skew out."
-            )
-        facts.check_brightness(name)
+        facts.check_images(type(self).__name__, grey=True)
 
     def input_shape(self, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         """Returns the shape of a coloured image, (3, H, W)."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from lightning_fed.data.skews.base import DataFacts, FeatureSkew, Shown
-from lightning_fed.errors import FederatedError, expect_number
+from lightning_fed.errors import expect_number
 
 __all__ = ["ClientRotation"]
 
@@ -34,12 +34,7 @@ class ClientRotation(FeatureSkew):
 
     def check(self, facts: DataFacts) -> None:
         """Refuses data that are no images of shape (C, H, W), or not in [0, 1], as their black is then unknown."""
-        if facts.image_shape is None:
-            raise FederatedError(
-                f"Expected images of shape (C, H, W) for `--data.skew ClientRotation`, got {facts.shape}: choose other "
-                "data, or leave the skew out."
-            )
-        facts.check_brightness("ClientRotation")
+        facts.check_images("ClientRotation", grey=False)
 
     def angles(self, generator: np.random.Generator) -> np.ndarray:
         """Deals the angles of all schemes in degrees, shape (num_clients + 1,), float64."""
@@ -66,16 +61,12 @@ class ClientRotation(FeatureSkew):
             turns = self.table.index_select(0, scheme)[:, :, None, None]
         else:
             turns = self.table[scheme, None, :, None, None]
-        grid = self._grid(turns[:, 0], turns[:, 1]).to(inputs.dtype).expand(len(inputs), -1, -1, -1)
+        (cosine, sine), (x, y), (height, width) = turns.unbind(1), self._places, inputs.shape[2:]
+        # Where each pixel is read, in units of half the image, shape (1 or B, H, W, 2). Element by element and not as a
+        # matrix product, whose rounding depends on the size of the batch.
+        read_x = (cosine * x - sine * y) * (2 / width)
+        read_y = (sine * x + cosine * y) * (2 / height)
+        grid = torch.stack([read_x, read_y], dim=-1).to(inputs.dtype).expand(len(inputs), -1, -1, -1)
         black = self._black.to(inputs.dtype)
         turned = grid_sample(inputs - black, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         return turned.add_(black), targets
-
-    def _grid(self, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Says where each pixel is read, in units of half the image, shape (1 or B, H, W, 2)."""
-        x, y = self._places
-        height, width = x.shape
-        # Element by element and not as a matrix product, whose rounding depends on the size of the batch.
-        read_x = (cosine * x - sine * y) * (2 / width)
-        read_y = (sine * x + cosine * y) * (2 / height)
-        return torch.stack([read_x, read_y], dim=-1)

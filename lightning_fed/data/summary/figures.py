@@ -14,10 +14,18 @@ from lightning_fed.data.label_statistics import count_labels
 from lightning_fed.data.sources import BatchSource, EvalLoader
 from lightning_fed.data.split import Split
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 __all__ = [
     "SampleSheet", "choose_samples", "image_table", "images_of", "new_figure", "sample_sheet", "samples_figure",
     "sizes_figure", "split_figure", "split_figures",
 ]  # fmt: skip
+
+_MAX_ROWS, _MAX_NAMES, _MAX_BINS = 500, 20, 40
+# With more classes a picture of clients by classes shows nothing, and its table can be larger than the data.
+_MOST_CLASSES_SHOWN = 1000
 
 
 @dataclass(frozen=True)
@@ -147,18 +155,6 @@ def _in_range(images: Tensor, mean: Sequence[float] | None, std: Sequence[float]
     return (original - low) / (high - low).clamp(min=1e-12)
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-_MAX_ROWS = 500
-_MAX_NAMES = 20
-_MAX_BINS = 40
-# With more classes a picture of clients by classes shows nothing, and its table can be larger than the data.
-_MOST_CLASSES_SHOWN = 1000
-
-
 def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iterator[tuple[str, Figure]]":
     """Draws what can be shown of a data module's split; ``source`` has its clients' batches, on any device.
 
@@ -190,22 +186,14 @@ def split_figure(class_counts: Any, class_names: Sequence[str] | None = None) ->
         A figure without a window: save it with ``figure.savefig``. With more than 500 clients, a row is the mean over
         neighbouring clients.
     """
-    from matplotlib.ticker import MaxNLocator
-
     num_clients, num_classes = class_counts.shape
     rows = _merge_rows(class_counts)
     figure, axes = new_figure(min(3 + 0.3 * num_classes, 12), min(2 + 0.15 * len(rows), 10))
-    image = axes.imshow(
-        rows,
-        aspect="auto",
-        interpolation="nearest",
-        cmap="viridis",
-        vmin=0,  # else small random differences would fill the whole scale
-        extent=(-0.5, num_classes - 0.5, num_clients - 0.5, -0.5),
-    )
+    extent = (-0.5, num_classes - 0.5, num_clients - 0.5, -0.5)
+    # Without `vmin` small random differences would fill the whole scale.
+    image = axes.imshow(rows, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=extent)
     axes.set(xlabel="class", ylabel="client", title=f"{num_clients} clients × {num_classes} classes")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _count_in_whole_numbers(axes)
     if class_names is not None and len(class_names) == num_classes <= _MAX_NAMES:
         longest = max(map(len, class_names))
         axes.set_xticks(range(num_classes), class_names, rotation=0 if longest < 4 else 90)
@@ -215,8 +203,6 @@ def split_figure(class_counts: Any, class_names: Sequence[str] | None = None) ->
 
 def sizes_figure(sizes: npt.NDArray[np.int64]) -> "Figure":
     """Draws how many clients hold how many samples, ``sizes`` of shape (clients,)."""
-    from matplotlib.ticker import MaxNLocator
-
     figure, axes = new_figure(5, 3.5)
     # Every bar covers the same number of whole numbers.
     step = -(-(int(sizes.max()) - int(sizes.min()) + 1) // _MAX_BINS)
@@ -225,9 +211,15 @@ def sizes_figure(sizes: npt.NDArray[np.int64]) -> "Figure":
     empty = int((sizes == 0).sum())
     title = f"{len(sizes)} clients, {int(sizes.sum())} samples"
     axes.set(xlabel="samples", ylabel="clients", title=f"{title}, {empty} without any" if empty else title)
+    _count_in_whole_numbers(axes)
+    return figure
+
+
+def _count_in_whole_numbers(axes: "Axes") -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
 
 
 def samples_figure(sheet: SampleSheet) -> "Figure":

@@ -20,9 +20,11 @@ def overview(datamodule: FederatedDataModule) -> str:
 def facts(datamodule: FederatedDataModule) -> dict[str, str]:
     """Returns facts about data and split, by name."""
     figures: dict[str, Any] = datamodule.split_summary()
+    shape, classes = datamodule.input_shape, datamodule.num_classes
+    described = "without a shape" if shape is None else " × ".join(map(str, shape)) or "a number"
     lines = {
         "data": f"{type(datamodule.source or datamodule).__name__}, split by {datamodule.split_by}",
-        "input": _input(datamodule),
+        "input": described if classes is None else f"{described}, {classes} classes",
         "clients": f"{figures['clients']}, {figures['clients_empty'] or 'none'} of them empty",
         "training samples": f"{figures['samples']}",
         "samples per client": _spread(figures, "samples_per_client"),
@@ -44,12 +46,6 @@ def facts(datamodule: FederatedDataModule) -> dict[str, str]:
     memory = datamodule.memory
     lines["memory"] = "read one by one" if memory is None else f"{memory / _MEBIBYTE:.1f} MiB of training tensors"
     return lines | {"hash": datamodule.split_hash}
-
-
-def _input(datamodule: FederatedDataModule) -> str:
-    shape, classes = datamodule.input_shape, datamodule.num_classes
-    described = "without a shape" if shape is None else " × ".join(map(str, shape)) or "a number"
-    return described if classes is None else f"{described}, {classes} classes"
 
 
 def _spread(figures: dict[str, Any], name: str) -> str:
