@@ -11,7 +11,7 @@ from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.core.files import png, write_atomically
 from lightning_fed.data import FederatedDataModule, split_figures
-from lightning_fed.data.summary.overview import overview
+from lightning_fed.data.summary import overview
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 

@@ -20,7 +20,7 @@ from lightning_fed.data.readers.plays import TextWindows
 from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.data.sources import BatchSource, TensorSource
 from lightning_fed.data.split import Split
-from lightning_fed.data.summary.figures import samples_figure, sizes_figure, split_figure, split_figures
+from lightning_fed.data.summary import samples_figure, sizes_figure, split_figure, split_figures
 
 __all__ = [
     "IID", "MNIST", "Arrays", "BinaryColors", "ClassColors", "ClientColors", "ClientRotation", "ColoredMNIST",

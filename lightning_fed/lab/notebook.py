@@ -16,8 +16,7 @@ from lightning_fed.core.files import png
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.core.user_code import describe
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.data.summary.figures import split_figures
-from lightning_fed.data.summary.overview import facts
+from lightning_fed.data.summary import facts, split_figures
 from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report import load
 from lightning_fed.lab.report.page import differing, html_table, run_options

@@ -23,7 +23,7 @@ from lightning_fed.data import (
 from lightning_fed.data.datasets.bundled import UserDataModule
 from lightning_fed.data.inspection import first_input
 from lightning_fed.data.skews import DataFacts
-from lightning_fed.data.summary.overview import overview
+from lightning_fed.data.summary import overview
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import ImageClassifier, LogisticRegression
 from tests.parts import federated_trainer, lightning_trainer

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from lightning_fed.callbacks.diagnostics.predictions import Predictions, Shown
-from lightning_fed.data.summary.figures import image_table, new_figure
+from lightning_fed.data.summary import image_table, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from lightning_fed.data.summary.figures import images_of
+from lightning_fed.data.summary import images_of
 
 __all__ = ["Predictions", "Shown"]
 

@@ -28,6 +28,9 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["GivenLoaders", "SourceModule", "expect_source", "is_datamodule", "read_loader"]
 
+EvalStage: TypeAlias = Literal["val", "test", "predict"]
+_STAGES = {"val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
+_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _PLAIN = (SequentialSampler, RandomSampler)
 
 
@@ -84,8 +87,6 @@ def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:
             f"Expected the training loader of {owner} to have a `batch_size`, got none, so that its data set makes the "
             "batches itself: give a data set of single samples."
         )
-    size, drop_last = getattr(batches, "batch_size", None), bool(getattr(batches, "drop_last", False))
-    sampler = getattr(batches, "sampler", None)
     if type(batches) is not BatchSampler:
         raise FederatedError(
             f"Expected the training loader of {owner} to make batches by `batch_size`, got its own "
@@ -93,14 +94,14 @@ def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:
             "samples in random order: give the loader a `batch_size` instead."
         )
     loading = Loading().changed(
-        batch_size=size if isinstance(size, int) else None,
+        batch_size=batches.batch_size,
         # A loader without a `collate_fn` shows torch's default one.
         collate_fn=None if loader.collate_fn is default_collate else loader.collate_fn,
-        drop_last=drop_last,
+        drop_last=batches.drop_last,
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
     )
-    return loading, sampler
+    return loading, batches.sampler
 
 
 def _sampled(dataset: AnyDataset, sampler: Any, owner: str) -> AnyDataset:
@@ -115,12 +116,6 @@ def _sampled(dataset: AnyDataset, sampler: Any, owner: str) -> AnyDataset:
             "samples in random order."
         )
     return dataset
-
-
-EvalStage: TypeAlias = Literal["val", "test", "predict"]
-
-_STAGES = {"val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
-_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 def is_datamodule(value: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_fed.core.files import open_regular
 from lightning_fed.data.datasets.bundled import ImageDataModule
-from lightning_fed.data.readers.folders import cached_tensors, default_cache_folder, fingerprint_of
+from lightning_fed.data.readers.folders import cached_tensors, fingerprint_of
 from lightning_fed.errors import FederatedError
 
 __all__ = ["CIFAR10", "CIFAR100", "TinyImageNet"]
@@ -145,7 +145,8 @@ class TinyImageNet(ImageDataModule):
         download_and_extract_archive(_URL, root, md5=_MD5, remove_finished=True)
 
     def _cache_file(self, part: str) -> Path:
-        folder = default_cache_folder() if self.cache_dir is None else Path(self.cache_dir).expanduser()
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_fed"
+        folder = folder if self.cache_dir is None else Path(self.cache_dir).expanduser()
         # With the path in its name, so that two copies of the data set do not overwrite each other's cache.
         place = hashlib.sha256(str(self.place.resolve()).encode()).hexdigest()[:12]
         return folder / f"{self.folder}-{part}-{place}.pt"

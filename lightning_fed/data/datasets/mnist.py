@@ -16,6 +16,21 @@ from lightning_fed.errors import FederatedError, expect_choice
 
 __all__ = ["EMNIST", "MNIST", "FashionMNIST", "IdxImages"]
 
+Variant = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
+
+_ALL = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
+# Lower-case letters that look like their capitals are one class with them (Cohen et al. 2017, section III).
+_MERGED = tuple(name for name in _ALL if name not in "cijklmopsuvwxyz")
+_DIGITS, _LETTERS = tuple(string.digits), tuple(string.ascii_uppercase)
+# For each variant: the classes, the numbers of training and test images, and the training images' mean and std.
+_VARIANTS: dict[str, tuple[tuple[str, ...], tuple[int, int], tuple[float, float]]] = {
+    "byclass": (_ALL, (697_932, 116_323), (0.1736, 0.3316)),
+    "bymerge": (_MERGED, (697_932, 116_323), (0.1736, 0.3316)),
+    "balanced": (_MERGED, (112_800, 18_800), (0.1751, 0.3332)),
+    "letters": (_LETTERS, (124_800, 20_800), (0.1722, 0.3309)),
+    "digits": (_DIGITS, (240_000, 40_000), (0.1733, 0.3316)),
+    "mnist": (_DIGITS, (60_000, 10_000), (0.1733, 0.3317)),
+}
 _KINDS = {"images-idx3-ubyte": 3, "labels-idx1-ubyte": 1}
 
 
@@ -128,23 +143,6 @@ class FashionMNIST(IdxImages):
     class_labels = (
         "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
     )  # fmt: skip
-
-
-Variant = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
-
-_ALL = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-# Lower-case letters that look like their capitals are one class with them (Cohen et al. 2017, section III).
-_MERGED = tuple(name for name in _ALL if name not in "cijklmopsuvwxyz")
-_DIGITS, _LETTERS = tuple(string.digits), tuple(string.ascii_uppercase)
-# For each variant: the classes, the numbers of training and test images, and the training images' mean and std.
-_VARIANTS: dict[str, tuple[tuple[str, ...], tuple[int, int], tuple[float, float]]] = {
-    "byclass": (_ALL, (697_932, 116_323), (0.1736, 0.3316)),
-    "bymerge": (_MERGED, (697_932, 116_323), (0.1736, 0.3316)),
-    "balanced": (_MERGED, (112_800, 18_800), (0.1751, 0.3332)),
-    "letters": (_LETTERS, (124_800, 20_800), (0.1722, 0.3309)),
-    "digits": (_DIGITS, (240_000, 40_000), (0.1733, 0.3316)),
-    "mnist": (_DIGITS, (60_000, 10_000), (0.1733, 0.3317)),
-}
 
 
 class EMNIST(IdxImages):

@@ -185,15 +185,10 @@ def _draw_once(
     classes = np.minimum(classes, np.flatnonzero(base)[-1])
     classes[repeats_old] = old_class[(first + back)[repeats_old]]
     is_root = is_fresh | repeats_old
-    roots = _roots(np.where(is_root, place, place - turn + back - former))
-    return np.asarray(classes[roots])
-
-
-def _roots(parent: _Ints) -> _Ints:
-    """Follows each pointer to its end, halving all paths at once."""
-    while not np.array_equal(further := parent[parent], parent):
+    parent = np.where(is_root, place, place - turn + back - former)
+    while not np.array_equal(further := parent[parent], parent):  # follows each pointer to its end, halving all paths
         parent = further
-    return parent
+    return np.asarray(classes[parent])
 
 
 def _first_come(wanted: _Ints, priority: _Ints, left: _Ints) -> npt.NDArray[Any]:

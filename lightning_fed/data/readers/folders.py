@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_fed.core.files import WriteError, open_atomically, open_regular
 from lightning_fed.errors import FederatedError
 
-__all__ = ["cached_tensors", "data_folder", "default_cache_folder", "fetch_whole", "fingerprint_of", "found_none"]
+__all__ = ["cached_tensors", "data_folder", "fetch_whole", "fingerprint_of", "found_none"]
 
 # What torch raises for a file that was cut, changed, or is of another kind.
 _UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, zipfile.BadZipFile)
@@ -63,11 +63,6 @@ def _move(source: Path, target: Path) -> None:
             _move(child, target / child.name)
     else:
         os.replace(source, target)
-
-
-def default_cache_folder() -> Path:
-    """Returns the user's cache folder for this package."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_fed"
 
 
 def fingerprint_of(paths: Iterable[Path], root: Path) -> str:

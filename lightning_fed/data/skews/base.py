@@ -180,7 +180,7 @@ class FeatureSkew(ABC):
 
         Those of row r depend only on the seed, the set's name and r.
         """
-        generator = numpy_generator_for(self._seed, Purpose.SKEW, _DRAWS, _number(name))
+        generator = numpy_generator_for(self._seed, Purpose.SKEW, _DRAWS, zlib.crc32(name.encode()))
         return torch.from_numpy(generator.random((num_samples, self.num_draws), dtype=np.float32))
 
     def clients(
@@ -204,7 +204,7 @@ class FeatureSkew(ABC):
         Returns:
             Client ids, shape (samples,); that of row r depends only on the clients' samples, the seed, the name and r.
         """
-        generator = numpy_generator_for(self._seed, Purpose.SKEW, _CLIENTS, _number(name))
+        generator = numpy_generator_for(self._seed, Purpose.SKEW, _CLIENTS, zlib.crc32(name.encode()))
         num_samples = targets if isinstance(targets, int) else len(targets)
         chance = generator.random(num_samples)
         drawn = owners[(chance * len(owners)).astype(np.int64)]
@@ -251,7 +251,3 @@ class FeatureSkew(ABC):
                 "them, got inputs alone: change `--data.predict_dataset`."
             )
         return self.transform(inputs, targets, scheme, draws)
-
-
-def _number(name: str) -> int:
-    return zlib.crc32(name.encode())

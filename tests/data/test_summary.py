@@ -12,15 +12,15 @@ from torch.utils.data import TensorDataset
 from lightning_fed.data import Arrays, Datasets, Digits, FederatedDataModule, Split
 from lightning_fed.data.partitioners import Shards
 from lightning_fed.data.skews import ClientColors
-from lightning_fed.data.summary.figures import (
+from lightning_fed.data.summary import (
     choose_samples,
+    overview,
     sample_sheet,
     samples_figure,
     sizes_figure,
     split_figure,
     split_figures,
 )
-from lightning_fed.data.summary.overview import overview
 from tests.parts import OneByOne
 
 MEAN, STD = 0.25, 0.5

@@ -1,1 +1,0 @@
-"""What a split looks like: figures, an overview, samples."""
