@@ -106,10 +106,9 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         expect_count("--data.eval_batch_size", eval_batch_size)
         self.partitioner = IID() if partitioner is None else partitioner
         self._may_come_split = partitioner is None
-        self.num_clients = num_clients
+        self.num_clients, self.eval_batch_size = num_clients, eval_batch_size
         self.batch_size, self.num_workers = batch_size, num_workers
         self.collate_fn, self.drop_last = collate_fn, drop_last
-        self.eval_batch_size = eval_batch_size
         self.held_out = DivisionOptions(val_fraction, val_split, unseen_clients, client_test_fraction)
         self.val_fraction, self.split_seed = val_fraction, split_seed
         for name, least in (("num_clients", 1), ("batch_size", 1), ("num_workers", 0), ("split_seed", 0)):

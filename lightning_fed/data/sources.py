@@ -80,10 +80,8 @@ class TensorSource:
         drop_last: bool = False,
     ) -> None:
         self.sizes = _trained_sizes(split, batch_size, drop_last)
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self._convert = convert
-        self._tensors = tensors
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self._tensors, self._convert = tensors, convert
         self._index, self._offsets = torch.from_numpy(split.index), split.offsets
 
     def to(self, device: torch.device | str) -> Self:
@@ -267,9 +265,7 @@ class EvalBatches:
     """
 
     def __init__(self, tensors: Tensors, batch_size: int, convert: Conversion | None = None) -> None:
-        self.batch_size = batch_size
-        self._tensors = tensors
-        self._convert = convert
+        self.batch_size, self._tensors, self._convert = batch_size, tensors, convert
         self.num_samples = len(next(iter(tensors.values())) if isinstance(tensors, dict) else tensors[0])
 
     def __len__(self) -> int:

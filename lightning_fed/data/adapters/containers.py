@@ -11,14 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from lightning_fed.data.inspection import (
-    AnyDataset,
-    find_class_lists,
-    find_conversion,
-    find_targets,
-    find_tensors,
-    name_kind,
-)
+from lightning_fed.data.inspection import find_class_lists, find_conversion, find_targets, find_tensors, name_kind
 from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["DEFAULT_CLIENTS", "ClientDatasets", "Columns", "are_columns", "are_datasets", "as_dataset"]
@@ -183,7 +176,7 @@ class Columns(Dataset[Any]):
         return {name: values[index] for name, values in self._columns.items()}
 
 
-def as_dataset(container: Any, option: str, clients: bool = False) -> AnyDataset | Any:
+def as_dataset(container: Any, option: str, clients: bool = False) -> Any:
     """Makes a data set of another container of samples; a data set stays as it is.
 
     A tuple of arrays of equal length (NumPy's too, also memory-mapped) is read row by row, a data frame or dict of

@@ -186,10 +186,8 @@ class SourceModule:
     """
 
     def __init__(self, module: Any, context: Callable[[], tuple[Any, int]], labelled: bool = True) -> None:
-        self.module = module
-        self._context = context
+        self.module, self._context, self._labelled = module, context, labelled
         self._train: Any = None
-        self._labelled = labelled
         self._prepared = False
         self._stages: set[str] = set()
 

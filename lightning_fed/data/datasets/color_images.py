@@ -19,6 +19,10 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["CIFAR10", "CIFAR100", "TinyImageNet"]
 
+_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+_SIDE = 64
+
 
 class CIFAR10(ImageDataModule):
     """50,000 + 10,000 colour images of shape (3, 32, 32), normalised, 10 classes.
@@ -88,11 +92,6 @@ class CIFAR100(CIFAR10):
     folder: ClassVar[str] = "cifar-100-python"
     pixel_mean = (0.5071, 0.4865, 0.4409)
     pixel_std = (0.2673, 0.2564, 0.2762)
-
-
-_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-_SIDE = 64
 
 
 class TinyImageNet(ImageDataModule):
@@ -168,8 +167,7 @@ class TinyImageNet(ImageDataModule):
         return self.place / "train" / name / "images"
 
     def _training_files(self, ids: Sequence[str]) -> tuple[list[Path], list[int]]:
-        paths: list[Path] = []
-        labels: list[int] = []
+        paths, labels = list[Path](), list[int]()
         for label, name in enumerate(ids):
             folder = self._images_of(name)
             found = sorted(folder.glob("*.JPEG")) if folder.is_dir() else []
@@ -189,8 +187,7 @@ class TinyImageNet(ImageDataModule):
     def _validation_files(self, ids: Sequence[str]) -> tuple[list[Path], list[int]]:
         path = self.place / "val" / "val_annotations.txt"
         label_of = {name: label for label, name in enumerate(ids)}
-        paths: list[Path] = []
-        labels: list[int] = []
+        paths, labels = list[Path](), list[int]()
         for number, line in enumerate(self._text(path).splitlines(), 1):
             file, _, rest = line.partition("\t")
             name = rest.partition("\t")[0]

@@ -100,9 +100,7 @@ def read_leaf(folder: Path, option: str) -> UserSamples:
     Returns:
         Inputs as float32 of shape (samples, ...), labels as int64; users without samples are left out.
     """
-    names: list[str] = []
-    inputs: list[Tensor] = []
-    labels: list[Tensor] = []
+    names, inputs, labels = list[str](), list[Tensor](), list[Tensor]()
     for user in leaf_users(folder, option):
         x, y = _numbers(user)
         if inputs and x.shape[1:] != inputs[0].shape[1:]:

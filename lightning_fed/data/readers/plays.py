@@ -20,6 +20,15 @@ __all__ = [
     "read_roles",
 ]  # fmt: skip
 
+# The 80 letters of LEAF (S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018), in its order.
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+UNKNOWN = len(LETTERS)
+WINDOW = 80
+
+_Codes: TypeAlias = npt.NDArray[np.uint8]
+_TABLE = np.full(129, UNKNOWN, dtype=np.uint8)
+_TABLE[[ord(letter) for letter in LETTERS]] = np.arange(UNKNOWN)
+
 
 class WindowGather:
     """Gathers windows of ``length`` tokens from a text, uint8 of shape (tokens,), on the device of their starts."""
@@ -67,16 +76,6 @@ class TextWindows(TensorDataset):
         """Returns several samples with one gather, as data loaders ask for them."""
         starts, targets = (tensor[torch.as_tensor(indices, dtype=torch.int64)] for tensor in self.tensors)
         return list(zip(self.convert_inputs(starts), targets, strict=True))
-
-
-# The 80 letters of LEAF (S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018), in its order.
-LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-UNKNOWN = len(LETTERS)
-WINDOW = 80
-
-_Codes: TypeAlias = npt.NDArray[np.uint8]
-_TABLE = np.full(129, UNKNOWN, dtype=np.uint8)
-_TABLE[[ord(letter) for letter in LETTERS]] = np.arange(UNKNOWN)
 
 
 @dataclass(frozen=True)

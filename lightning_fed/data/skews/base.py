@@ -19,9 +19,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["DataFacts", "FeatureSkew", "Shown"]
 
-# Rounding of float32 after normalising and back.
-_TOLERANCE = 1e-4
-
 
 @dataclass(frozen=True)
 class DataFacts:
@@ -64,8 +61,8 @@ class DataFacts:
         place = self.sample.device
         mean, std = (torch.as_tensor(values, device=place).reshape(-1, 1, 1) for values in (self.mean, self.std))
         low, high = (self.sample * std + mean).aminmax()
-        # A narrower type than float32 rounds more.
-        tolerance = max(_TOLERANCE, 4 * torch.finfo(self.sample.dtype).eps)
+        # Rounding after normalising and back, of float32 or of a narrower type.
+        tolerance = max(1e-4, 4 * torch.finfo(self.sample.dtype).eps)
         if not (low >= -tolerance and high <= 1 + tolerance):
             raise FederatedError(
                 f"Expected the brightness of images for `--data.skew {skew}` to be in [0, 1] before normalisation, got "

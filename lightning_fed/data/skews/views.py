@@ -28,8 +28,7 @@ class SkewedRows:
     """
 
     def __init__(self, skew: FeatureSkew, draws: Tensor, schemes: int | npt.NDArray[np.int64]) -> None:
-        self._skew = skew
-        self._draws = draws
+        self._skew, self._draws = skew, draws
         self._schemes = schemes if isinstance(schemes, int) else torch.from_numpy(schemes)
 
     def to(self, device: torch.device | str) -> Self:
@@ -56,8 +55,7 @@ class SkewedSource(WrappedSource):
     def __init__(self, source: BatchSource, split: Split, rows: SkewedRows) -> None:
         super().__init__(source)
         self._rows = rows
-        self._index = torch.from_numpy(split.index)
-        self._offsets = split.offsets
+        self._index, self._offsets = torch.from_numpy(split.index), split.offsets
 
     def to(self, device: torch.device | str) -> Self:
         """Makes the batches live on a device; returns itself."""
