@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,8 @@ from lightning_fed.core.updates import Client
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 
-__all__ = [
-    "ClientOrders", "Phases", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_orders",
-]  # fmt: skip
+__all__ = ["Phases", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_order"]
 
-# At most this many sample indices (32 MiB) are sent to a device at once and kept there for later clients.
-_MOST_SENT = 1 << 22
 _CHANGE = "set `--data.drop_last true`, or change `--data.batch_size`"
 
 
@@ -42,12 +37,9 @@ def explained_batches(clients: Sequence[Client], batch_size: int, change: str = 
         ) from error
 
 
-def send_orders(source: BatchSource, orders: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sends orders of samples to the device where a source needs them, in one copy."""
-    device: torch.device = getattr(source, "order_device", torch.device("cpu"))
-    if device.type == "cpu" or not orders:
-        return orders
-    return torch.split(to_device(torch.cat(list(orders)), device), [len(order) for order in orders])
+def send_order(source: BatchSource, order: Tensor) -> Tensor:
+    """Sends an order of samples to the device where a source needs it."""
+    return to_device(order, getattr(source, "order_device", torch.device("cpu")))
 
 
 def samples_in_epoch(source: BatchSource, samples: Any) -> Any:
@@ -143,64 +135,3 @@ def read_batches(
             f"{len(order)} samples in batches of {size}, got {'more' if count > promised else count}: let `batches` "
             "yield what `sizes` and `batch_size` say."
         )
-
-
-class ClientOrders:
-    """The orders in which clients that train one after another go through their samples.
-
-    If the source needs them on a device, those of all clients of a round are sent there at once, before the first one
-    trains: a later copy would wait for the work of the client before.
-
-    Args:
-        source: The clients' batches.
-        options: Local epochs or steps, and batches of a step.
-        clients: The clients, in the order in which they train.
-        seeds: The seed of each one's orders.
-    """
-
-    def __init__(
-        self, source: BatchSource, options: LocalOptions, clients: Sequence[Client], seeds: Sequence[int]
-    ) -> None:
-        self._source, self._options, self._clients, self._seeds = source, options, clients, seeds
-        self._sends = getattr(source, "order_device", torch.device("cpu")).type != "cpu"
-        # One generator for all clients: seeding it takes half as long as making a new one.
-        self._stream = torch.Generator()
-        self._sent: dict[int, list[Tensor]] = {}
-
-    def of(self, number: int) -> Iterator[Tensor]:
-        """Yields the orders of one of the clients, epoch after epoch, without end."""
-        sent = self._take_sent(number) if self._sends else []
-        yield from sent
-        for epoch, order in enumerate(self._drawn(number)):
-            if epoch >= len(sent):  # more epochs than planned, as the module skips batches
-                yield order
-
-    def _drawn(self, number: int) -> Iterator[Tensor]:
-        count = self._clients[number].num_samples
-        kept = samples_in_epoch(self._source, count)
-        self._stream.manual_seed(self._seeds[number])
-        while True:
-            yield torch.randperm(count, generator=self._stream)[:kept]
-
-    def _take_sent(self, number: int) -> list[Tensor]:
-        """Returns a client's orders on the device; sends them, and those of clients after it, if they are not there."""
-        if number not in self._sent:
-            drawn: dict[int, list[Tensor]] = {}
-            total = 0
-            for at in range(number, len(self._clients)):
-                drawn[at] = list(islice(self._drawn(at), self._epochs(self._clients[at])))
-                total += sum(map(len, drawn[at]))
-                if total > _MOST_SENT:
-                    break
-            sent = iter(send_orders(self._source, [order for each in drawn.values() for order in each]))
-            self._sent = {at: list(islice(sent, len(each))) for at, each in drawn.items()}
-        return self._sent.pop(number)
-
-    def _epochs(self, client: Client) -> int:
-        """Local epochs that a client's steps fill; fewer if their orders exceed what is sent at once."""
-        options, samples = self._options, max(int(samples_in_epoch(self._source, client.num_samples)), 1)
-        steps, epochs = client.steps or options.local_steps, options.epochs or 0
-        if steps is not None:
-            batches = -(-samples // self._source.batch_size)
-            epochs = -(-steps // -(-batches // options.accumulate_grad_batches))
-        return min(epochs, max(_MOST_SENT // samples, 1))

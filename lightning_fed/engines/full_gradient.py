@@ -16,7 +16,7 @@ from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import accepts
 from lightning_fed.data.sources import BatchSource
-from lightning_fed.engines.client_batches import explained_batches, read_batches, send_orders
+from lightning_fed.engines.client_batches import explained_batches, read_batches, send_order
 from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.errors import FederatedError
@@ -150,7 +150,7 @@ class FullGradient:
         samples = self.count(client)
         if self.over == "batch":  # the samples, and what is random in reading them, are those of the step
             stream = generator_for(self.state.seed, Purpose.SHUFFLE, client.round, client.id)
-            (order,) = send_orders(self.source, [torch.randperm(client.num_samples, generator=stream)[:samples]])
+            order = send_order(self.source, torch.randperm(client.num_samples, generator=stream)[:samples])
             seed = seed_for(self.state.seed, Purpose.READ, client.round, client.id, 0)
         else:
             order = torch.arange(samples, device=getattr(self.source, "order_device", "cpu"))

@@ -1,7 +1,7 @@
 """Trains the clients of a cohort one after another on one resident module and optimizer."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from lightning_fed.core.updates import Client, Update
 from lightning_fed.core.user_code import overrides
 from lightning_fed.engines.attributes import Attributes
 from lightning_fed.engines.base import Engine
-from lightning_fed.engines.client_batches import ClientOrders, explained_batches, read_batches, samples_in_epoch
+from lightning_fed.engines.client_batches import explained_batches, read_batches, samples_in_epoch, send_order
 from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.manual_step import ManualStep
 from lightning_fed.engines.second_pass import BatchGradient
@@ -42,7 +42,7 @@ class SequentialEngine(Engine):
             self.step.last_gradient = self.gradient
         if isinstance(self.step, LocalStep) and any(algorithm.takes_second_gradient for algorithm in self.algorithms):
             BatchGradient(self, self.step)
-        self.orders: Iterator[Any] = iter(())
+        self.stream = torch.Generator()  # seeded for each client, which takes half as long as making a new one
         self.step_options: list[tuple[float, float]] = []
         if self.needs_distance:  # read as a step ends: hooks change rates up to the last moment, and steps are skipped
             local = self.optimizer
@@ -57,20 +57,18 @@ class SequentialEngine(Engine):
         at = clients[0].round if clients else 0, [client.id for client in clients]
         seeds = seeds_for(self.state.seed, Purpose.LOCAL, *at)
         shuffles = seeds_for(self.state.seed, Purpose.SHUFFLE, *at)
-        orders = ClientOrders(self.state.source, self.options, clients, shuffles)
-        for number, (client, seed) in enumerate(zip(clients, seeds, strict=True)):
+        for client, *own_seeds in zip(clients, seeds, shuffles, strict=True):
             if self.options.tolerance.max_diverged:
                 self.recorder.mark()
-            self.orders = orders.of(number)
-            update = self._train_client(client, seed)
+            update = self._train_client(client, *own_seeds)
             if update is not None and update.took_step:
                 yield update
 
-    def _train_client(self, client: Client, seed: int) -> Update | None:
-        """Trains one client with the seed of its random streams; returns its update, None if it is left out."""
+    def _train_client(self, client: Client, seed: int, shuffle: int) -> Update | None:
+        """Trains one client with its seeds, see ``_start_client``; returns its update, None if it is left out."""
         before = Attributes(self.module) if self.options.tolerance.on_client_error == "skip" else None
         try:
-            self._start_client(client, seed)
+            self._start_client(client, seed, shuffle)
             with explained_batches((client,), self.state.source.batch_size):
                 steps = self._run_local_steps(client)
             self.watch.end_client()
@@ -85,8 +83,8 @@ class SequentialEngine(Engine):
             return None
         return self._measure(client, steps)
 
-    def _start_client(self, client: Client, seed: int) -> None:
-        """Puts a client at the global model, or where hooks displace it."""
+    def _start_client(self, client: Client, seed: int, shuffle: int) -> None:
+        """Puts a client at the global model, or where hooks displace it; one seed is for the orders of its samples."""
         state = self.state
         state.enter(client, self.start)
         state.vector.data.copy_(self.start)
@@ -95,6 +93,7 @@ class SequentialEngine(Engine):
         self.optimizer.start_client()
         self.optimizer.lr_factor = client.lr_factor
         self.step_options.clear()
+        self.stream.manual_seed(shuffle)
         self.start_gradients.load(client)
         seed_everywhere(seed)
         for hook in self.client_start_hooks:
@@ -189,11 +188,12 @@ class SequentialEngine(Engine):
         samples = samples_in_epoch(state.source, client.num_samples)
         last = -(-samples // size) - 1
         epochs = self.options.epochs if client.steps is None else None
-        for epoch, order in enumerate(islice(self.orders, epochs)):
+        for epoch in islice(count(), epochs):
+            order = send_order(state.source, torch.randperm(client.num_samples, generator=self.stream)[:samples])
             # Random numbers drawn while reading come from a separate stream for each epoch; tensors need none.
             at = (client.round, client.id, epoch)
             seed = seed_for(state.seed, Purpose.READ, *at) if state.source.reads_are_seeded else 0
             for index, batch in enumerate(read_batches(state.source, client.id, order, seed)):
-                self.recorder.batch_size = count = min(size, samples - index * size)
-                self.samples += count
+                self.recorder.batch_size = taken = min(size, samples - index * size)
+                self.samples += taken
                 yield (batch if state.transfer is None else state.transfer(batch, 0)), index, index == last

@@ -15,7 +15,7 @@ from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client, Update
-from lightning_fed.engines.client_batches import ClientOrders, explained_batches, local_steps
+from lightning_fed.engines.client_batches import explained_batches, local_steps
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.engines.vectorized import VectorizedEngine
@@ -34,10 +34,9 @@ class _OneByOne(SequentialEngine):
     def fit(self, client: Client) -> None:
         """Trains a client from ``start``."""
         state, at = self.state, (client.round, client.id)
-        shuffle, seed = (seed_for(state.seed, purpose, *at) for purpose in (Purpose.SHUFFLE, Purpose.LOCAL))
-        self.orders = ClientOrders(state.source, self.options, (client,), (shuffle,)).of(0)
+        seeds = (seed_for(state.seed, purpose, *at) for purpose in (Purpose.LOCAL, Purpose.SHUFFLE))
         with explained_batches((client,), state.source.batch_size):
-            self._start_client(client, seed)
+            self._start_client(client, *seeds)
             self._run_local_steps(client)
         self._leave_client()
 

@@ -19,7 +19,7 @@ from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import BatchTransfer
 from lightning_fed.data import AugmentedSource, TensorSource
 from lightning_fed.data.skews import SkewedSource
-from lightning_fed.engines.client_batches import Phases, local_steps, read_batches, samples_in_epoch, send_orders
+from lightning_fed.engines.client_batches import Phases, local_steps, read_batches, samples_in_epoch, send_order
 
 __all__ = ["BatchGroup", "LaneBatches", "gathers"]
 
@@ -188,8 +188,8 @@ class LaneBatches:
     def _begin_epochs(self, step: int) -> None:
         """Reads the batches of lanes that begin an epoch."""
         lanes, own = self._beginning(step), self._own_steps(step)
-        orders = send_orders(self._source, [self._shuffled(lane) for lane in lanes])
-        for lane, order in zip(lanes, orders, strict=True):
+        for lane in lanes:
+            order = send_order(self._source, self._shuffled(lane))
             # Read completely now: a data loader can prepare the batches of only one client at a time.
             batches = read_batches(self._source, self.clients[lane].id, order, self._read_seed(lane, step), self._size)
             if (left := self.steps[lane] - int(own[lane])) < self._steps_in_epoch[lane]:
