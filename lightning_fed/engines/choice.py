@@ -15,14 +15,13 @@ from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.user_code import overrides
 from lightning_fed.distributed.strategy import processes_of
-from lightning_fed.engines.automatic import AutomaticEngine
-from lightning_fed.engines.automatic.rule import LARGEST_CHUNK, expect_quicker_and_the_same, own_share
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.client_batches import Phases
-from lightning_fed.engines.preflight import StepProbe
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.vectorized import VectorizedEngine
+from lightning_fed.engines.vectorized.automatic import LARGEST_CHUNK, AutomaticEngine, expect_worthwhile, own_share
+from lightning_fed.engines.vectorized.preflight import StepProbe
 from lightning_fed.engines.vectorized.refusals import CannotStack, NotQuicker, cause_of, first_sentence, refusal, unsaid
 from lightning_fed.engines.watch import ModuleWatch
 
@@ -76,7 +75,7 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
     try:
         _expect_hooks_that_stack(state, options, hooks)
         if automatic:
-            expect_quicker_and_the_same(state, options, hooks)
+            expect_worthwhile(state, options, hooks)
         probe = StepProbe(state, options)
         if probe.expect_stackable() and automatic:
             raise CannotStack("the model draws random numbers, which would differ for many clients at once")

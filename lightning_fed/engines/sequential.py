@@ -10,12 +10,12 @@ from lightning_fed.core.devices import is_device_fault
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seeds_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.core.user_code import overrides
-from lightning_fed.engines.attributes import Attributes
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.client_batches import explained_batches, read_batches, samples_in_epoch, send_order
 from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.manual_step import ManualStep
 from lightning_fed.engines.second_pass import BatchGradient
+from lightning_fed.engines.trial import Attributes
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.local import difference
 

@@ -13,7 +13,7 @@ from lightning_fed.core.train_state import TrainState, names_kept
 from lightning_fed.core.user_code import is_ours, own_places
 from lightning_fed.distributed.consistency import follow_first
 from lightning_fed.distributed.processes import Processes
-from lightning_fed.engines.attributes import Attributes
+from lightning_fed.engines.trial import Attributes
 from lightning_fed.errors import FederatedError
 
 __all__ = ["HookGuard", "ModuleWatch"]

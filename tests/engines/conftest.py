@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_fed.engines.automatic import rule
+from lightning_fed.engines.vectorized import automatic as rule
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.core.display import shown
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import Augmentation, ClientRotation, CropFlip, FederatedDataModule
-from lightning_fed.engines import preflight
-from lightning_fed.engines.automatic import rule
-from lightning_fed.engines.preflight import StepProbe
+from lightning_fed.engines.vectorized import automatic as rule
+from lightning_fed.engines.vectorized import preflight
 from lightning_fed.engines.vectorized.lanes import Lanes
+from lightning_fed.engines.vectorized.preflight import StepProbe
 from lightning_fed.errors import FederatedError
 from tests.engines.parts import CLASSES, FEATURES, HEARD, Model, agree, count_calls, data, train, vectors
 from tests.parts import BySizes

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from lightning_fed.client_algorithms import ClientAlgorithm, Ditto, FedProx, LossAlgorithm
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.engines import SequentialEngine, choice
-from lightning_fed.engines.automatic import AutomaticEngine, rule
-from lightning_fed.engines.preflight import StepProbe
+from lightning_fed.engines.vectorized import automatic as rule
+from lightning_fed.engines.vectorized.automatic import AutomaticEngine
+from lightning_fed.engines.vectorized.preflight import StepProbe
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 from tests.engines.parts import CLASSES, FEATURES, Model, agree, data, train

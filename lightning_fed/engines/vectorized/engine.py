@@ -13,14 +13,12 @@ from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.client_batches import explained_batches
-from lightning_fed.engines.vectorized.allocator import keep_freed_memory
+from lightning_fed.engines.second_pass import StackedBatchGradient
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
-from lightning_fed.engines.vectorized.lanes import Lanes
-from lightning_fed.engines.vectorized.log import LaneLog
+from lightning_fed.engines.vectorized.lanes import Lanes, keep_freed_memory
 from lightning_fed.engines.vectorized.refusals import CannotStack, explained_refusals
-from lightning_fed.engines.vectorized.second_pass import StackedBatchGradient
-from lightning_fed.engines.vectorized.step import StackedStep
+from lightning_fed.engines.vectorized.step import LaneLog, StackedStep
 
 __all__ = ["VectorizedEngine"]
 

@@ -1,5 +1,8 @@
 """The state of clients trained at once: each client has a lane, its row of every matrix."""
 
+import ctypes
+import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -15,7 +18,11 @@ from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.start_gradients import ComputedStartGradients
 
-__all__ = ["Lanes", "StackedVector"]
+__all__ = ["Lanes", "StackedVector", "keep_freed_memory"]
+
+# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of <malloc.h>: keep up to 256 MiB, for blocks up to 32 MiB (the maximum).
+_OPTIONS = ((-1, 1 << 28), (-3, 1 << 25))
+_CHOSEN_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
 class StackedVector:
@@ -256,3 +263,10 @@ def _rows(algorithms: Sequence[ClientAlgorithm], capacity: int, rows: int | slic
     finally:
         for algorithm in algorithms:
             algorithm.lanes = None
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc keep large matrices that steps free, unless environment variables already set this."""
+    if platform.libc_ver()[0] == "glibc" and not any(name in os.environ for name in _CHOSEN_BY_USER):
+        for option, value in _OPTIONS:
+            ctypes.CDLL(None).mallopt(option, value)

@@ -19,7 +19,7 @@ from lightning_fed.client_algorithms import FedProx
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.engines.plain import engine as plain
+from lightning_fed.engines import plain
 from lightning_fed.engines.trial import random_states
 from lightning_fed.engines.vectorized.refusals import CannotStack
 from lightning_fed.errors import FederatedError

@@ -20,8 +20,8 @@ from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.vectorized.batches import LaneBatches
-from lightning_fed.engines.vectorized.log import LaneLog
 from lightning_fed.engines.vectorized.refusals import attempt, tell
+from lightning_fed.engines.vectorized.step import LaneLog
 
 __all__ = ["all_parameters", "plain_training"]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fed.engines.attributes import Attributes, parts_of
+from lightning_fed.engines.trial import Attributes, parts_of
 
 
 class Holds:

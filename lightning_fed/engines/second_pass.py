@@ -1,18 +1,22 @@
-"""What a second gradient of a batch is, whoever computes it."""
+"""A second pass over the batch of a local step, at another point."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import LBFGS
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from lightning_fed.core.seeding import kept_streams
 from lightning_fed.engines.base import Engine
+from lightning_fed.engines.local_step import LocalStep, loss_of
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.errors import FederatedError
 
-__all__ = ["SecondGradient"]
+__all__ = ["BatchGradient", "StackedBatchGradient"]
 
 
 class SecondGradient(ABC):
@@ -118,3 +122,99 @@ def _expect_one_gradient(engine: Engine) -> None:
         )
     if options.compile_mode is not None:
         raise FederatedError(f"Expected `--trainer.compile false` {why}, got {options.compile_mode}: leave it out.")
+
+
+class BatchGradient(SecondGradient):
+    """Notes what the first pass gets, draws and finds, and takes the second by the resident module.
+
+    Args:
+        engine: See ``SecondGradient``.
+        step: The local step, whose ``training_step`` it listens to.
+    """
+
+    def __init__(self, engine: Engine, step: LocalStep) -> None:
+        super().__init__(engine)
+        self._step, self._forward, step.training_step = step, step.training_step, self._first_pass
+        step.before_step = self.within(step.before_step)
+        self._noted: tuple[Any, ...] = ()
+
+    def _first_pass(self, *args: Any) -> Any:
+        self._noted = args, kept_streams(), self.state.buffers.live.copy()
+        return self._forward(*args)
+
+    def forget(self) -> None:
+        """Lets go of the batch."""
+        self._noted = ()
+
+    def _compute(self, point: Tensor, out: Tensor, part: tuple[int, int] | None) -> None:
+        (whole, *rest), put_streams_back, buffers = self._noted
+        vector, recorder = self.state.vector, self.state.recorder
+        batch, count = self.take(whole, int(recorder.batch_size or 1), part, dim=0)
+        self.engine.more_samples += count
+        vector.collect_gradients()
+        first = [p.grad for p in vector.all_parameters]  # views of the flat one, which stays
+        weights, logged = vector.data.clone(), (recorder.series, recorder.metrics)
+        vector.data.copy_(point)
+        if self.state.displacement is not None:
+            vector.data.sub_(self.state.displacement)
+        self.state.buffers.live.load(buffers)
+        recorder.series, recorder.metrics = {}, {}
+        vector.drop_gradients()
+        put_streams_back()
+        try:
+            self._backward(batch, *rest)
+        finally:
+            recorder.series, recorder.metrics = logged
+        vector.copy_gradients(out)
+        vector.data.copy_(weights)
+        for parameter, gradient in zip(vector.all_parameters, first, strict=True):
+            parameter.grad = gradient
+        vector.collect_gradients()
+
+    def _backward(self, batch: Any, *rest: Any) -> None:
+        """Leaves the gradient at the live weights where backward passes do."""
+        changes = self._step.client_losses
+        forward = self._forward if changes is None else partial(changes.step, self._forward)
+        with torch.enable_grad(), self.state.fabric.autocast():
+            loss = loss_of(forward(batch, *rest), self.module)
+            loss = loss if changes is None else changes.total(loss, batch, self.state.recorder)
+        self.module.backward(loss)
+
+
+class StackedBatchGradient(SecondGradient):
+    """Notes the groups of a step's batches, and takes the gradients of all of them again.
+
+    Args:
+        engine: See ``SecondGradient``.
+    """
+
+    engine: Any  # the vectorized engine, which makes this object and so cannot be imported
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self._noted: list[tuple[Any, Callable[[], None], dict[str, Tensor], Any]] = []
+
+    def note(self, group: Any, buffers: dict[str, Tensor], *more: Any) -> None:
+        """Notes a group whose first gradients are about to be taken, with its buffers and what else the step gets."""
+        self._noted.append((group, kept_streams(), {name: rows.clone() for name, rows in buffers.items()}, more))
+
+    def forget(self) -> None:
+        """Lets go of the batches."""
+        self._noted = []
+
+    def _compute(self, point: Tensor, out: Tensor, part: tuple[int, int] | None) -> None:
+        lanes, state = self.engine.lanes, self.state
+        live, stacked = lanes.weights[: lanes.active], state.vector
+        state.vector = self.engine.step.vector  # as in the first pass, not what stands in for it in hooks
+        weights, gradients = live.clone(), torch.empty_like(live)
+        live[:, : out.shape[-1]].copy_(point)
+        for group, put_streams_back, found, more in self._noted:
+            batch, count = self.take(group.batch, group.size, part, dim=1)
+            self.engine.more_samples += count * (group.lanes.stop - group.lanes.start)
+            buffers = {name: rows.clone() for name, rows in found.items()}
+            put_streams_back()
+            points, rows = lanes.gradient_points(group.lanes), gradients[group.lanes]
+            self.engine.step(points, buffers, batch, group.batch_idx, count, rows, *more)
+        state.vector = stacked
+        live.copy_(weights)
+        out.copy_(gradients[:, : out.shape[-1]])
