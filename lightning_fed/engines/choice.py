@@ -40,12 +40,6 @@ _CALLBACK_HOOKS = (
 def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, reducer: RoundReducer) -> Engine:
     """Builds the engine that ``engine`` asks for, and notes it in the state's ``engine_choice``.
 
-    Args:
-        state: What ``fit`` works on; a resumed run has the ``engine_choice`` of its checkpoint.
-        options: How clients train.
-        hooks: Calls the hooks of all callbacks.
-        reducer: See ``Engine``.
-
     Raises:
         FederatedError: If ``engine`` is ``vectorized`` and the run cannot train this way, or a parameter was replaced.
     """

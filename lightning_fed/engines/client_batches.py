@@ -43,23 +43,12 @@ def send_order(source: BatchSource, order: Tensor) -> Tensor:
 
 
 def samples_in_epoch(source: BatchSource, samples: Any) -> Any:
-    """Returns how many samples a local epoch uses: all, or fewer if the source leaves out short batches.
-
-    Args:
-        source: The clients' batches.
-        samples: Samples of one client, or of several, an array.
-    """
+    """Returns how many samples, of one client or in an array, an epoch uses: fewer if short batches are left out."""
     return samples - samples % source.batch_size if getattr(source, "drop_last", False) else samples
 
 
 def local_steps(source: BatchSource, options: LocalOptions, samples: Any) -> Any:
-    """Returns how many local steps the trainer's options make of these samples.
-
-    Args:
-        source: The clients' batches.
-        options: Local epochs or steps, and batches of a step.
-        samples: Samples of each client, shape (n,); a client without samples takes no step.
-    """
+    """Returns how many steps the options make of each client's samples, shape (n,): none of a client without any."""
     batches = -(-samples_in_epoch(source, samples) // source.batch_size)
     if options.local_steps is not None:
         return np.where(batches > 0, options.local_steps, 0)
@@ -69,13 +58,8 @@ def local_steps(source: BatchSource, options: LocalOptions, samples: Any) -> Any
 class Phases:
     """Knows the local steps that train a client's personal parameters alone, before the others train the shared ones.
 
-    Args:
-        state: What ``fit`` works on.
-        options: How clients train.
-        hooks: Knows the callbacks, one of which may ask for phases.
-
     Attributes:
-        alternate: Whether one does.
+        alternate: Whether a callback asks for such phases.
         by_epochs: Whether clients change over after epochs of their own.
     """
 

@@ -35,7 +35,6 @@ class FullGradient:
     over the client's data as they are.
 
     Args:
-        state: What ``fit`` works on.
         options: ``full_gradients.mode`` says whether the module is in eval mode, ``full_gradients.batch_size`` how many
             samples go through it at once.
         over: ``batch`` for f_i over only the first batch of the client's local steps, with the same augmentation.

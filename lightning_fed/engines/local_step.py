@@ -27,11 +27,6 @@ class LocalStep:
 
     What is constant over a run is resolved once here: which hooks are overridden, whether precision needs a context.
 
-    Args:
-        state: What ``fit`` works on.
-        options: How clients train.
-        hooks: Calls the hooks of all callbacks.
-
     Attributes:
         last_gradient: If set to a (d,) vector, receives each step's raw gradient, before terms are added and clipping.
         client_losses: Changes the loss before the backward pass; None if no client algorithm does.

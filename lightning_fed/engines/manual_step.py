@@ -26,11 +26,6 @@ _BY_DISTANCE = "divides by the distance that one optimizer travels"
 class ManualStep:
     """Calls ``training_step``, in which the module takes gradients and steps its optimizers as it likes.
 
-    Args:
-        state: What ``fit`` works on.
-        options: How clients train.
-        hooks: Calls the hooks of all callbacks.
-
     Attributes:
         taken: Whether the last ``step`` stepped an optimizer.
 
@@ -59,11 +54,8 @@ class ManualStep:
         optimizers = state.optimizer.optimizers
         for optimizer in optimizers:
             optimizer.register_step_post_hook(self._note_step)
-        self._lend(optimizers)
-
-    def _lend(self, optimizers: list[Optimizer]) -> None:
-        """Makes the module's ``optimizers`` and ``manual_backward`` call this object."""
-        strategy: Any = self.state.fabric.strategy
+        # The module's `optimizers` and `manual_backward` call this object.
+        strategy: Any = state.fabric.strategy
         kind: Any = LightningOptimizer
         strategy._lightning_optimizers = [kind._to_lightning_optimizer(optimizer, self) for optimizer in optimizers]
         strategy.backward = self.backward

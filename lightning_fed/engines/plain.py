@@ -44,10 +44,6 @@ class _OneByOne(SequentialEngine):
 class _AtOnce(VectorizedEngine):
     """Trains a chunk of clients, then puts one after another into the module, whatever has become of it."""
 
-    def fit(self, clients: tuple[Client, ...]) -> Iterator[Update]:
-        """Trains clients from ``start``; what is returned puts them in."""
-        return self._train_chunk(clients)
-
     def _finish(
         self, batches: LaneBatches, clients: tuple[Client, ...], log: LaneLog, options: list[tuple[float, float]]
     ) -> Iterator[Update]:
@@ -127,7 +123,7 @@ def _train(
     while at_once is not None and left:
         at_once.start, chunk = engine.start, left[: at_once.chunk_size]
         with undone():
-            trained, reason, _ = attempt(partial(at_once.fit, chunk), partial(len, chunk))
+            trained, reason, _ = attempt(partial(at_once._train_chunk, chunk), partial(len, chunk))
             for update in trained or ():
                 yield update.client.id
         if trained is None:

@@ -28,8 +28,11 @@ class SecondGradient(ABC):
     displacement the gradient is taken at the point less that. Its samples count as gradients, not as trained samples.
     Both gradients are zero where no client's optimizer steps, so that no length counts, and no point moves, there.
 
+    Attributes:
+        asking: The name of the client algorithm that asks.
+
     Args:
-        engine: The engine of the run; its client algorithms say who asks.
+        engine: The engine of the run.
 
     Raises:
         FederatedError: If a step of the run has several gradients of its own already, or is compiled.
@@ -37,8 +40,9 @@ class SecondGradient(ABC):
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.state, self.module = engine, engine.state, engine.module
-        self._is_open = False
-        _expect_one_gradient(engine)
+        self.asking = next(type(each).__name__ for each in engine.algorithms if each.takes_second_gradient)
+        self._is_open, self._noted = False, list[Any]()
+        self._expect_one_gradient()
         engine.state.gradient_at = self
 
     def within(self, hooks: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
@@ -52,8 +56,7 @@ class SecondGradient(ABC):
                 for hook in hooks:
                     hook(*args)
             finally:
-                self._is_open = False
-                self.forget()
+                self._is_open, self._noted = False, []  # lets go of the batch
 
         return [call]
 
@@ -81,10 +84,6 @@ class SecondGradient(ABC):
     def _compute(self, point: Tensor, out: Tensor, part: tuple[int, int] | None) -> None:
         """Computes it; what is to be put back in the end is taken care of, but for weights and gradients."""
 
-    @abstractmethod
-    def forget(self) -> None:
-        """Lets go of the batch."""
-
     def take(self, batch: Any, size: int, part: tuple[int, int] | None, dim: int) -> tuple[Any, int]:
         """Takes a part of a batch of a size, whose samples lie along a dimension; returns it and its size."""
         if part is None:
@@ -100,35 +99,28 @@ class SecondGradient(ABC):
         taken = [t.narrow(dim, start, stop - start) if own else t for t, own in zip(leaves, cut, strict=True)]
         return tree_unflatten(taken, spec), stop - start
 
-    @property
-    def asking(self) -> str:
-        """The name of the client algorithm that asks."""
-        return next(type(each).__name__ for each in self.engine.algorithms if each.takes_second_gradient)
-
-
-def _expect_one_gradient(engine: Engine) -> None:
-    """Refuses a step that adds up gradients, asks for several, or whose compiled form draws other random numbers."""
-    options, optimizer = engine.options, engine.optimizer.optimizer
-    name = next(type(each).__name__ for each in engine.algorithms if each.takes_second_gradient)
-    why = f"for {name}, which takes a second gradient of the batch of each step"
-    if options.accumulate_grad_batches > 1:
-        raise FederatedError(
-            f"Expected `--trainer.accumulate_grad_batches 1` {why}, got {options.accumulate_grad_batches}: choose a "
-            "larger `--data.batch_size` instead."
-        )
-    if isinstance(optimizer, LBFGS):
-        raise FederatedError(
-            f"Expected an optimizer that takes one gradient in a step {why}, got LBFGS: change `--model.optimizer`."
-        )
-    if options.compile_mode is not None:
-        raise FederatedError(f"Expected `--trainer.compile false` {why}, got {options.compile_mode}: leave it out.")
+    def _expect_one_gradient(self) -> None:
+        """Refuses a step that adds up gradients, asks for several, or draws other random numbers when compiled."""
+        options = self.engine.options
+        why = f"for {self.asking}, which takes a second gradient of the batch of each step"
+        if options.accumulate_grad_batches > 1:
+            raise FederatedError(
+                f"Expected `--trainer.accumulate_grad_batches 1` {why}, got {options.accumulate_grad_batches}: choose "
+                "a larger `--data.batch_size` instead."
+            )
+        if isinstance(self.engine.optimizer.optimizer, LBFGS):
+            raise FederatedError(
+                f"Expected an optimizer that takes one gradient in a step {why}, got LBFGS: change `--model.optimizer`."
+            )
+        if options.compile_mode is not None:
+            raise FederatedError(f"Expected `--trainer.compile false` {why}, got {options.compile_mode}: leave it out.")
 
 
 class BatchGradient(SecondGradient):
     """Notes what the first pass gets, draws and finds, and takes the second by the resident module.
 
     Args:
-        engine: See ``SecondGradient``.
+        engine: The engine of the run.
         step: The local step, whose ``training_step`` it listens to.
     """
 
@@ -136,15 +128,10 @@ class BatchGradient(SecondGradient):
         super().__init__(engine)
         self._step, self._forward, step.training_step = step, step.training_step, self._first_pass
         step.before_step = self.within(step.before_step)
-        self._noted: tuple[Any, ...] = ()
 
     def _first_pass(self, *args: Any) -> Any:
-        self._noted = args, kept_streams(), self.state.buffers.live.copy()
+        self._noted = [args, kept_streams(), self.state.buffers.live.copy()]
         return self._forward(*args)
-
-    def forget(self) -> None:
-        """Lets go of the batch."""
-        self._noted = ()
 
     def _compute(self, point: Tensor, out: Tensor, part: tuple[int, int] | None) -> None:
         (whole, *rest), put_streams_back, buffers = self._noted
@@ -182,25 +169,13 @@ class BatchGradient(SecondGradient):
 
 
 class StackedBatchGradient(SecondGradient):
-    """Notes the groups of a step's batches, and takes the gradients of all of them again.
-
-    Args:
-        engine: See ``SecondGradient``.
-    """
+    """Notes the groups of a step's batches, and takes the gradients of all of them again."""
 
     engine: Any  # the vectorized engine, which makes this object and so cannot be imported
-
-    def __init__(self, engine: Any) -> None:
-        super().__init__(engine)
-        self._noted: list[tuple[Any, Callable[[], None], dict[str, Tensor], Any]] = []
 
     def note(self, group: Any, buffers: dict[str, Tensor], *more: Any) -> None:
         """Notes a group whose first gradients are about to be taken, with its buffers and what else the step gets."""
         self._noted.append((group, kept_streams(), {name: rows.clone() for name, rows in buffers.items()}, more))
-
-    def forget(self) -> None:
-        """Lets go of the batches."""
-        self._noted = []
 
     def _compute(self, point: Tensor, out: Tensor, part: tuple[int, int] | None) -> None:
         lanes, state = self.engine.lanes, self.state

@@ -23,11 +23,7 @@ __all__ = ["SequentialEngine"]
 
 
 class SequentialEngine(Engine):
-    """Loads the global model by one copy, runs local steps, and reads the update by one subtraction.
-
-    Args:
-        *args: See ``Engine``.
-    """
+    """Loads the global model by one copy, runs local steps, and reads the update by one subtraction."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

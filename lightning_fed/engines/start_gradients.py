@@ -33,12 +33,6 @@ def asks_for_full_gradients(callback: Callback) -> bool:
 class ComputedStartGradients:
     """Computes what ``StartGradients`` says, once for every part that asks.
 
-    Args:
-        state: What ``fit`` works on.
-        aggregator: Weighs clients.
-        hooks: Gives the callbacks.
-        full_gradient: Computes one client's gradient.
-
     Attributes:
         level: The most that any part asks for in this round.
         method_level: The most that an algorithm asks for; diagnostics do not count.
@@ -136,10 +130,6 @@ class ComputedStartGradients:
         """Computes the gradients at w of some clients, shape (n, d); returns their losses there, shape (n,)."""
         self._count(clients)
         return self.full_gradient.compute_at_start(clients, out)
-
-    def compute_losses(self, clients: tuple[Client, ...]) -> Tensor:
-        """Computes the losses at w of some clients, shape (n,), without gradients."""
-        return self.full_gradient.compute_at_start(clients, None)
 
     def losses_now(self, clients: tuple[Client, ...]) -> Tensor:
         """Computes f_i of clients of the round at the global model as it is now, shape (n,); see ``StartGradients``."""

@@ -28,9 +28,6 @@ class ModuleWatch:
 
     Attributes are compared once in a run, before and after the second client: what is made once and kept, such as a
     cache, exists by then.
-
-    Args:
-        state: What ``fit`` works on.
     """
 
     def __init__(self, state: TrainState) -> None:

@@ -115,16 +115,14 @@ class FlatStep:
             return False
         if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
             return False
-        for p in self._outside:
-            if p.grad is not None:
-                return False
-        return self._vector.in_place and (not collected or self._vector.whole) and self._is_as_shown()
-
-    def _is_as_shown(self) -> bool:
-        """Says whether the optimizer's state holds what it was filled with, and nothing else."""
-        if self._optimizer.state is not self._state or not _same(_tensors(self._state.values()), self._shown):
+        if any(p.grad is not None for p in self._outside):
             return False
-        return [own._version for own, _ in self._counts] == self._versions
+        if not self._vector.in_place or (collected and not self._vector.whole):
+            return False
+        # The state must hold what it was filled with, and nothing else.
+        if own.state is not self._state or not _same(_tensors(self._state.values()), self._shown):
+            return False
+        return [count._version for count, _ in self._counts] == self._versions
 
     def _show(self) -> None:
         """Fills the optimizer's state with views of the flat state; new views are made if its memory changed."""

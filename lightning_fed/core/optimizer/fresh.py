@@ -27,10 +27,6 @@ class FreshOptimizers:
     Of other classes all is copied, state and groups too, but for parameters and modules. A tensor that was a copy of a
     parameter when they were built, such as a slow weight of Lookahead, becomes a copy of the client's weights.
 
-    Args:
-        module: The module whose ``configure_optimizers`` has built them.
-        optimizers: The optimizers.
-
     Attributes:
         all: The optimizers, and of other classes than torch's also those within them.
         copies: Whether all is copied, as not every class is torch's own.

@@ -38,11 +38,6 @@ _QUICK = (
 def expect_worthwhile(state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
     """Refuses a run that may not be faster, or may not give the same result, with many clients at once.
 
-    Args:
-        state: What ``fit`` works on; a resumed run has the ``engine_choice`` of its checkpoint.
-        options: How clients train.
-        hooks: Knows the callbacks.
-
     Raises:
         CannotStack: If the device, model, data or a callback rules it out. A trial step tests the rest later.
     """
@@ -107,10 +102,6 @@ class AutomaticEngine(VectorizedEngine):
     """Trains clients in chunks, each chunk at once; if one fails, it and all later clients train one after another.
 
     A chunk enters the round only after all its steps are taken, so that it can be trained again if it fails.
-
-    Args:
-        *args: See ``Engine``.
-        **kwargs: See ``VectorizedEngine``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -126,8 +117,11 @@ class AutomaticEngine(VectorizedEngine):
             if (trained := self._try_chunk(chunk)) is not None:
                 yield from trained
                 clients = clients[len(chunk) :]
-        if self.alone is not None:
-            yield from self._one_by_one(self.alone, clients)
+        if (alone := self.alone) is not None:
+            alone.start, alone.samples, alone.more_samples = self.start, 0, 0
+            yield from alone.updates(clients)
+            self.samples += alone.samples
+            self.more_samples += alone.more_samples
 
     def _try_chunk(self, clients: tuple[Client, ...]) -> Iterator[Update] | None:
         """Trains clients at once; None if that failed for any reason: the next try is with fewer, or one at a time."""
@@ -186,10 +180,3 @@ class AutomaticEngine(VectorizedEngine):
         start.full_gradient = self.full_gradient
         self.alone.divergence, self.at_work = self.divergence, ()
         self._make_room(0)  # frees the matrices
-
-    def _one_by_one(self, alone: SequentialEngine, clients: tuple[Client, ...]) -> Iterator[Update]:
-        """Trains clients with the sequential engine, as part of this engine's round."""
-        alone.start, alone.samples, alone.more_samples = self.start, 0, 0
-        yield from alone.updates(clients)
-        self.samples += alone.samples
-        self.more_samples += alone.more_samples

@@ -129,14 +129,11 @@ class LaneBatches:
                 batch = default_collate([batches[at] for batches, at in lane_batches])
             else:
                 now = slice(self.samples, self.samples + count)
-                batch = self._side_by_side(self._source.gather(*(part[now] for part in self._planned)), size)
+                samples = self._source.gather(*(part[now] for part in self._planned))
+                batch = tree_map(lambda part, size=size: part.reshape(-1, size, *part.shape[1:]), samples)
+                batch = batch if self._transfer is None else self._transfer(batch, 0)
             self.samples += count
             yield BatchGroup(lanes, batch, int(index[0]), size, first=part == 0)
-
-    def _side_by_side(self, samples: Any, size: int) -> Any:
-        """Shapes samples into batches of ``size``, as ``training_step`` gets them."""
-        batch = tree_map(lambda part: part.reshape(-1, size, *part.shape[1:]), samples)
-        return batch if self._transfer is None else self._transfer(batch, 0)
 
     def _bounds(self, step: int) -> Iterator[tuple[int, slice, npt.NDArray[np.int64], int]]:
         """Yields place in the step, lanes, number of the batch within each one's epoch, and size of its batches."""

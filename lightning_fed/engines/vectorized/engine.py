@@ -27,7 +27,6 @@ class VectorizedEngine(Engine):
     """Trains a chunk of clients under ``torch.func.vmap``, then lets them enter the round one by one.
 
     Args:
-        *args: See ``Engine``.
         chunk_size: Clients trained at once.
         stack_full_gradients: Whether gradients over the clients' full data are taken at once too.
 
@@ -106,7 +105,7 @@ class VectorizedEngine(Engine):
         if self.start_gradients.level == "client":
             lanes.compute_own(self.start_gradients, batches.clients)
         elif self.start_gradients.losses_alone:
-            lanes.own_losses = self.start_gradients.compute_losses(batches.clients)
+            lanes.own_losses = self.start_gradients.full_gradient.compute_at_start(batches.clients, None)
         per_client = self.client_start_hooks or (state.buffers.values and state.buffers.policy == "local")
         for client in clients if per_client else ():
             lane = lane_of[client.id]

@@ -24,8 +24,6 @@ class StackedFullGradient(FullGradient):
     The module's draws from torch's random streams differ between clients, and from those of a client alone.
 
     Args:
-        state: What ``fit`` works on.
-        options: See ``FullGradient``.
         step: Computes the gradients of a batch of each.
         chunk_size: Clients at once; fewer if batches are larger than in training.
     """

@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
@@ -51,7 +51,6 @@ class Lanes:
     """Matrices that are allocated once and reused by every chunk of clients.
 
     Args:
-        state: What ``fit`` works on.
         capacity: Most clients that train at once, n.
 
     Attributes:
@@ -234,9 +233,16 @@ class Lanes:
             self._measured = True
         return deltas
 
-    def of(self, lanes: int | slice, algorithms: Sequence[ClientAlgorithm]) -> AbstractContextManager[None]:
-        """Makes a block within which client algorithms work on the vectors of one client, or of some."""
-        return _rows(algorithms, self.capacity, lanes)
+    @contextmanager
+    def of(self, lanes: int | slice, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:
+        """Within the block client algorithms work on the vectors of one client, or of some."""
+        for algorithm in algorithms:
+            algorithm.lanes = (self.capacity, lanes)
+        try:
+            yield
+        finally:
+            for algorithm in algorithms:
+                algorithm.lanes = None
 
     @contextmanager
     def stacked(self, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:
@@ -248,21 +254,10 @@ class Lanes:
         state.vector = StackedVector(live, gradients, self.personal[:count])  # type: ignore[assignment]  # stands in
         state.origin = origin
         try:
-            with _rows(algorithms, self.capacity, slice(0, count)):
+            with self.of(slice(0, count), algorithms):
                 yield
         finally:
             state.vector = vector
-
-
-@contextmanager
-def _rows(algorithms: Sequence[ClientAlgorithm], capacity: int, rows: int | slice) -> Iterator[None]:
-    for algorithm in algorithms:
-        algorithm.lanes = (capacity, rows)
-    try:
-        yield
-    finally:
-        for algorithm in algorithms:
-            algorithm.lanes = None
 
 
 def keep_freed_memory() -> None:

@@ -431,9 +431,9 @@ def test_clients_are_tuned_at_once_where_the_run_trains_at_once(
 
     monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
     fits: list[int] = []
-    fit = plain._AtOnce.fit
-    monkeypatch.setattr(plain._AtOnce, "fit", lambda self, chunk: (fits.append(len(chunk)), fit(self, chunk))[1])
-    monkeypatch.setattr(plain._OneByOne if breaks == "one by one" else plain._AtOnce, "fit", refuse)
+    at_once, fit = plain._AtOnce, plain._AtOnce._train_chunk
+    monkeypatch.setattr(at_once, "_train_chunk", lambda self, chunk: (fits.append(len(chunk)), fit(self, chunk))[1])
+    monkeypatch.setattr(*((plain._OneByOne, "fit") if breaks == "one by one" else (at_once, "_train_chunk")), refuse)
     evaluation, data = ClientEvaluation(models=("global", "tuned")), federated_data(*SIZES)
     trainer = trainer_for(tmp_path, evaluation, max_rounds=1, engine="vectorized", chunk_size=3, precision="64-true")
     trainer.fit(net(), data)
