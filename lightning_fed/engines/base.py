@@ -67,7 +67,6 @@ class Engine(ABC):
         self.divergence = DivergenceWatch(state, options, self.processes)
         most = state.source.batch_size if options.local_steps is not None else None
         self.assignment = Assignment(self.processes, (state.client_states, state.buffers), most)
-        state.client_states.elsewhere = self.assignment.elsewhere
         self._set_up_gradients()
 
     def _set_up_gradients(self) -> None:
@@ -75,7 +74,6 @@ class Engine(ABC):
         state, aggregator = self.state, self.aggregator
         self.full_gradient = FullGradient(state, self.options, self._gradients_over())
         self.start_gradients = ComputedStartGradients(state, aggregator, self.hooks, self.full_gradient)
-        state.start_gradients = self.start_gradients
         if Need.LOSSES in aggregator.all_needs and not aggregator.reads_start_losses:
             held_out = self._held_out() if aggregator.losses_over == "held_out" else None
             self.start_gradients.own_losses = FullGradient(state, self.options, held_out=held_out)

@@ -59,8 +59,11 @@ def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, red
     if choice["engine"] == "vectorized":
         kind = AutomaticEngine if options.engine == "auto" else VectorizedEngine
         size, stacks = choice["chunk_size"], "full_gradients" not in choice
-        return kind(state, options, hooks, reducer, chunk_size=size, stack_full_gradients=stacks)
-    return SequentialEngine(state, options, hooks, reducer)
+        engine: Engine = kind(state, options, hooks, reducer, chunk_size=size, stack_full_gradients=stacks)
+    else:
+        engine = SequentialEngine(state, options, hooks, reducer)
+    state.client_states.elsewhere, state.start_gradients = engine.assignment.elsewhere, engine.start_gradients
+    return engine
 
 
 def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict[str, Any]:

@@ -33,10 +33,8 @@ class _OneByOne(SequentialEngine):
 
     def fit(self, client: Client) -> None:
         """Trains a client from ``start``."""
-        state, at = self.state, (client.round, client.id)
-        seeds = (seed_for(state.seed, purpose, *at) for purpose in (Purpose.LOCAL, Purpose.SHUFFLE))
-        with explained_batches((client,), state.source.batch_size):
-            self._start_client(client, *seeds)
+        with explained_batches((client,), self.state.source.batch_size):
+            self._start_client(client)
             self._run_local_steps(client)
         self._leave_client()
 
@@ -71,7 +69,7 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
     """
     trainer, optimizer, strategy = hooks.trainer, state.optimizer, state.fabric.strategy
     # What the run's engine has set there, and a second one sets anew.
-    elsewhere, flat_step, of_strategy = state.client_states.elsewhere, optimizer.flat_step, dict(vars(strategy))
+    flat_step, of_strategy = optimizer.flat_step, dict(vars(strategy))
     listening = [dict(each._optimizer_step_post_hooks) for each in optimizer.optimizers]
     buffers, seed = state.buffers.aside(), seed_for(state.seed, Purpose.TUNE)
     gradient = state.vector.all_grad.clone()
@@ -85,7 +83,6 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
         if chosen.get("engine") == "vectorized":
             at_once = _AtOnce(*parts, chunk_size=chosen["chunk_size"], stack_full_gradients=False)
         engine = _OneByOne(*parts)
-        state.client_states.elsewhere = elsewhere
         own.buffers.start_round()
         engine.start = state.vector.data.clone()
         with recording(state.module, own.recorder):

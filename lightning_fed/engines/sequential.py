@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lightning_fed.core.devices import is_device_fault
-from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seeds_for
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.core.user_code import overrides
 from lightning_fed.engines.base import Engine
@@ -50,21 +50,18 @@ class SequentialEngine(Engine):
 
     def updates(self, clients: tuple[Client, ...]) -> Iterator[Update]:
         """Trains one client after the other; see ``Engine.updates``."""
-        at = clients[0].round if clients else 0, [client.id for client in clients]
-        seeds = seeds_for(self.state.seed, Purpose.LOCAL, *at)
-        shuffles = seeds_for(self.state.seed, Purpose.SHUFFLE, *at)
-        for client, *own_seeds in zip(clients, seeds, shuffles, strict=True):
+        for client in clients:
             if self.options.tolerance.max_diverged:
                 self.recorder.mark()
-            update = self._train_client(client, *own_seeds)
+            update = self._train_client(client)
             if update is not None and update.took_step:
                 yield update
 
-    def _train_client(self, client: Client, seed: int, shuffle: int) -> Update | None:
-        """Trains one client with its seeds, see ``_start_client``; returns its update, None if it is left out."""
+    def _train_client(self, client: Client) -> Update | None:
+        """Trains one client; returns its update, None if it is left out."""
         before = Attributes(self.module) if self.options.tolerance.on_client_error == "skip" else None
         try:
-            self._start_client(client, seed, shuffle)
+            self._start_client(client)
             with explained_batches((client,), self.state.source.batch_size):
                 steps = self._run_local_steps(client)
             self.watch.end_client()
@@ -79,9 +76,9 @@ class SequentialEngine(Engine):
             return None
         return self._measure(client, steps)
 
-    def _start_client(self, client: Client, seed: int, shuffle: int) -> None:
-        """Puts a client at the global model, or where hooks displace it; one seed is for the orders of its samples."""
-        state = self.state
+    def _start_client(self, client: Client) -> None:
+        """Puts a client at the global model, or where hooks displace it."""
+        state, at = self.state, (client.round, client.id)
         state.enter(client, self.start)
         state.vector.data.copy_(self.start)
         state.load_own(client.id)
@@ -89,9 +86,9 @@ class SequentialEngine(Engine):
         self.optimizer.start_client()
         self.optimizer.lr_factor = client.lr_factor
         self.step_options.clear()
-        self.stream.manual_seed(shuffle)
+        self.stream.manual_seed(seed_for(state.seed, Purpose.SHUFFLE, *at))
         self.start_gradients.load(client)
-        seed_everywhere(seed)
+        seed_everywhere(seed_for(state.seed, Purpose.LOCAL, *at))
         for hook in self.client_start_hooks:
             hook(client)
         self.optimizer.fresh.begin()

@@ -170,13 +170,11 @@ class AutomaticEngine(VectorizedEngine):
 
     def _fall_back(self, reason: str) -> None:
         """Prints why, and trains clients one after another from here on."""
-        state, start = self.state, self.start_gradients
-        is_news("engine", f"sequential from round {state.round} on")
-        tell(f"Engine: sequential from round {state.round} on, as {reason}.")
-        state.engine_choice = {"engine": "sequential", "reason": reason}
+        is_news("engine", f"sequential from round {self.state.round} on")
+        tell(f"Engine: sequential from round {self.state.round} on, as {reason}.")
+        self.state.engine_choice = {"engine": "sequential", "reason": reason}
         self.alone = self.make_alone()
-        state.client_states.elsewhere = self.assignment.elsewhere  # it still knows who holds which client's records
-        state.start_gradients = self.alone.start_gradients = start  # of this round, which has begun
-        start.full_gradient = self.full_gradient
-        self.alone.divergence, self.at_work = self.divergence, ()
+        # Of this round, which has begun.
+        self.alone.start_gradients, self.alone.divergence = self.start_gradients, self.divergence
+        self.start_gradients.full_gradient, self.at_work = self.full_gradient, ()
         self._make_room(0)  # frees the matrices
