@@ -69,7 +69,8 @@ class RunLock:
         """
         path = folder / _FILE
         with writing(path):
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            # Not through a link in a sent folder, to a file that would be emptied.
+            file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
             free = lock_descriptor(file, blocking=False)
         except OSError as error:

@@ -90,6 +90,15 @@ def test_a_folder_is_free_after_each_end_and_workers_hold_nothing(begun: Path) -
         lock.take(begun)
 
 
+def test_a_lock_that_is_a_link_empties_no_other_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("kept")
+    (tmp_path / ".lock").symlink_to(mine)
+    with RunLock() as lock, pytest.raises(WriteError, match=r"\.lock"):
+        lock.take(tmp_path)
+    assert mine.read_text() == "kept"
+
+
 def test_two_new_runs_at_once_have_folders_of_their_own(tmp_path: Path) -> None:
     fit(tmp_path, 1)
     fit(tmp_path, 1)
