@@ -111,6 +111,7 @@ class HookGuard:
 
     def __init__(self, state: TrainState, processes: Processes) -> None:
         self.state, self.processes, self.name = state, processes, type(state.module).__name__
+        self._written = state.weights._version
 
     @contextmanager
     def watching(
@@ -152,7 +153,7 @@ class HookGuard:
             )
 
     def take_over_start(self, resumed: bool) -> None:
-        """Copies what hooks wrote to the module before round 1 into the global model; a resumed run ignores it."""
+        """Takes over what hooks wrote to module or global model before round 1; a resumed run ignores it."""
         state = self.state
         state.vector.refresh()
         is_kept, changed = state.buffers.changed(state.buffers.values, (state.vector.all_data, state.whole_model()))
@@ -162,7 +163,10 @@ class HookGuard:
             state.load_global_model()
             return
         if not is_kept:
-            state.weights.copy_(state.vector.data)
+            if state.weights._version != self._written:  # a hook wrote to the global model itself
+                state.vector.data.copy_(state.weights)
+            else:
+                state.weights.copy_(state.vector.data)
             state.initial.copy_(state.vector.personal)
         state.buffers.take_over(changed)
         personal = [state.initial] if state.num_personal else []

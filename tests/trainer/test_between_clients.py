@@ -126,6 +126,15 @@ def test_writes_before_the_first_round_count_once(tmp_path: Path, hook: str, act
     assert torch.equal(second.net.weight, whole.net.weight), "not again, where a run goes on"
 
 
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start"])
+def test_the_global_model_may_be_written_before_the_first_round(tmp_path: Path, hook: str) -> None:
+    one, other = built(Classifier), built(Classifier)
+    federated_trainer(tmp_path, Calls(hook, fill)).fit(one, federated_data(12, 9))
+    write = Calls(hook, lambda trainer, module: trainer.weights[: one.net.weight.numel()].fill_(3.0))
+    federated_trainer(tmp_path, write).fit(other, federated_data(12, 9))
+    assert torch.equal(one.net.weight, other.net.weight)
+
+
 def test_what_stops_early_and_what_steps_may_not_write_to_the_module_either(tmp_path: Path) -> None:
     class Stops(EarlyStopping):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
