@@ -110,6 +110,13 @@ def _data_modules(trainer: LightningNames) -> list[Any]:
     return [part for part in (data, getattr(data, "source", None)) if is_datamodule(part)]
 
 
+def _fresh_states(optimizers: list[Any]) -> list[dict[str, Any]]:
+    """Returns what Lightning saves of optimizers, as clients find them; nothing if one lacks what torch gives each."""
+    with suppress(AttributeError):
+        return [{**each.state_dict(), "state": {}} for each in optimizers]
+    return []
+
+
 def _model_of(trainer: LightningNames) -> dict[str, Any]:
     """Gathers the parts of Lightning's checkpoints that model and data have, and those that hooks may remove."""
     module, data = trainer.lightning_module, _data_modules(trainer)
@@ -120,8 +127,7 @@ def _model_of(trainer: LightningNames) -> dict[str, Any]:
         "state_dict": _weights_of(module),
         "loops": None,  # Lightning's trainer would load these if there were any
         "callbacks": {},
-        # Fresh ones, as every client begins with.
-        "optimizer_states": [{**each.state_dict(), "state": {}} for each in trainer.optimizers],
+        "optimizer_states": _fresh_states(trainer.optimizers),
         "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
         **{type(part).__qualname__: state for part in data if (state := part.state_dict())},
     }

@@ -184,7 +184,9 @@ def counted(base: type, trainer: Any, call: str = "fit", ckpt_path: Any = None, 
 
         def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
             given = args[0] if name in ("optimizer_step", "optimizer_zero_grad") else None
-            seen.append((name, self.current_epoch, self.global_step, self.trainer.max_epochs, given))
+            # Who plans by the length of a run is not resumed with another one.
+            length = None if name in ("setup", "configure_model", "configure_optimizers") else self.trainer.max_epochs
+            seen.append((name, self.current_epoch, self.global_step, length, given))
             return original(self, *args, **kwargs)
 
         return hook
