@@ -2,8 +2,9 @@
 # has changed.
 PYTHON ?= python3
 VENV ?= .venv
-# `python3.10`, or the one that pyenv has without showing it.
-PYTHON_LOWEST ?= $(shell python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo "$$(pyenv prefix 3.10)/bin/python")
+# The oldest Python that is supported, also one that pyenv has without showing it; else the one that there is.
+PYTHON_LOWEST ?= $(shell python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || \
+	ls "$$(pyenv prefix 3.10 2>/dev/null)/bin/python" 2>/dev/null || command -v $(PYTHON))
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
@@ -67,8 +68,11 @@ test-all: $(INSTALLED_DEV) ## run all tests, but for pairs of parts that never s
 test-pairs: $(INSTALLED_DEV) ## run these: any two parts together, in one process and in two (half an hour)
 	$(BIN)/python -m pytest -m pairs $(PARALLEL)
 
-test-lowest: $(INSTALLED_LOWEST) ## run the tests with the lowest torch, Lightning, jsonargparse and wandb allowed (needs Python 3.10)
-	.venv-lowest/bin/python -m pytest -m "not slow" --ignore tests/docs $(PARALLEL)
+# What is run with the lowest versions: everything, or fewer folders.
+LOWEST ?= tests
+
+test-lowest: $(INSTALLED_LOWEST) ## run the tests with the lowest torch, Lightning, jsonargparse and wandb allowed (with Python 3.10 if it is there)
+	.venv-lowest/bin/python -m pytest -m "not slow" --ignore tests/docs $(PARALLEL) $(LOWEST)
 
 test-ecosystem: $(INSTALLED_ECOSYSTEM) ## train modules, optimizers and data of other packages (installs them into .venv-ecosystem)
 	.venv-ecosystem/bin/python -m pytest -m "" -k "ecosystem or foundation or lora" tests/ecosystem \
