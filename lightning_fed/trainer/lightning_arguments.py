@@ -61,7 +61,7 @@ def own_arguments(given: Mapping[str, Any], others: tuple[str, ...] = ()) -> dic
             if value is not None or name in FLAT_NAMES:  # None in Lightning means its default number
                 ours[ALIASES[name]] = value
         elif name in WITHOUT_EFFECT:
-            if not _is_one_of(value, (None, _THEIRS[name].default)):
+            if name not in _THEIRS or not _is_one_of(value, (None, _THEIRS[name].default)):
                 rank_zero_info(f"`--trainer.{name}` changes nothing here: {WITHOUT_EFFECT[name]}.")
         elif name in INSTEAD:
             usual, instead = INSTEAD[name]

@@ -64,7 +64,7 @@ def test_a_file_that_lightnings_command_line_printed(printed: Any, tmp_path, com
     file = printed(command)
     text = file.read_text()
     assert "limit_val_batches: null" in text
-    assert "weights_only: null" in text
+    assert ("weights_only: null" in text) == ("weights_only" in signature(Trainer.fit).parameters)
     main([command, "--config", str(file), "--trainer.logger", "false", "--trainer.max_epochs", "1"])
     assert (tmp_path / "runs").is_dir() == (command == "fit")
 
