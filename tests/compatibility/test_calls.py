@@ -21,10 +21,10 @@ class Rated(Classifier):
         self.log("val/loss", abs(self.trainer.round - 1.0))
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("weight", self.net.weight.sum())
+        self.log("weight", self.net.weight[0].sum())
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.net.weight.sum().clone()
+        return self.net.weight[0].sum().clone()
 
 
 def fitted(folder: Any, **options: Any) -> Any:
@@ -34,7 +34,7 @@ def fitted(folder: Any, **options: Any) -> Any:
 
 
 def weight(path: Any) -> float:
-    return float(torch.load(path, weights_only=True)["state_dict"]["net.weight"].sum())
+    return float(torch.load(path, weights_only=True)["state_dict"]["net.weight"][0].sum())
 
 
 def test_the_best_model_of_the_last_fit(tmp_path) -> None:
@@ -49,7 +49,7 @@ def test_the_best_model_of_the_last_fit(tmp_path) -> None:
 
 def test_without_checkpoints_the_model_as_it_is(tmp_path) -> None:
     trainer = fitted(tmp_path)
-    assert trainer.test()[0]["weight"] == pytest.approx(trainer.lightning_module.net.weight.sum().item())
+    assert trainer.test()[0]["weight"] == pytest.approx(trainer.lightning_module.net.weight[0].sum().item())
 
 
 def test_without_a_fit(tmp_path) -> None:
