@@ -55,9 +55,8 @@ quickstart: $(INSTALLED) ## compare FedAvg and GMA on handwritten digits over 3 
 	@echo
 	@$(BIN)/lightning-fed report --study configs/studies/quickstart.yaml runs
 
-# Files stay whole, as tests of one file share runs, and in their order: by default those with few long tests come last.
-# With one process: make test PARALLEL=
-PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Files stay whole: tests of one file share runs. With one process: make test PARALLEL=
+PARALLEL ?= -n 2 --dist loadfile
 
 test: $(INSTALLED_DEV) ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
