@@ -39,6 +39,11 @@ class Classifier(LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__()
+        for name, made in (("optimizer", optimizer), ("lr_scheduler", lr_scheduler or callable)):
+            if not callable(made):
+                raise FederatedError(
+                    f"Expected `--model.{name}` to be a class or a function that makes one, got {type(made).__name__}."
+                )
         # The command line describes the arguments by class_path and init_args. In Python they are objects, which do not
         # belong in a checkpoint: `load_from_checkpoint` then needs them again. Lightning has no public way to tell the
         # two apart.

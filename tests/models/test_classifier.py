@@ -89,6 +89,16 @@ def test_schedulers() -> None:
     assert plateau["lr_scheduler"]["monitor"] == "val/loss"
 
 
+@pytest.mark.parametrize("name", ["optimizer", "lr_scheduler"])
+def test_what_makes_no_optimizer_is_refused(name: str) -> None:
+    made = SGD([torch.zeros(1, requires_grad=True)])
+    for wrong in (made, None) if name == "optimizer" else (made,):
+        with pytest.raises(
+            FederatedError, match=rf"^Expected `--model\.{name}` to be .* got {type(wrong).__name__}\.$"
+        ):
+            ImageClassifier(LogisticRegression(4), **{name: wrong})
+
+
 @pytest.mark.parametrize("num_classes", [2, 11])
 def test_another_number_of_classes_than_the_backbone_is_refused(num_classes: int) -> None:
     model = ImageClassifier(LeNet(), num_classes=num_classes)
