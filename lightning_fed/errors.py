@@ -11,6 +11,7 @@ __all__ = [
     "Diverged",
     "FederatedError",
     "add_note",
+    "expect",
     "expect_choice",
     "expect_count",
     "expect_number",
@@ -60,6 +61,12 @@ def is_number(value: Any, least: float = -inf, above: float = -inf, below: float
     if isinstance(value, bool) or not isinstance(value, Real) or not -_SINGLE < number < _SINGLE:
         return False
     return least <= float(value) <= most and above < float(value) < below
+
+
+def expect(condition: object, sentence: str) -> None:
+    """Refuses what does not hold, with one sentence: what was expected, what came, and which option to change."""
+    if not condition:
+        raise FederatedError(sentence)
 
 
 def expect_count(option: str, value: Any, least: int = 1, of: str = "") -> None:
