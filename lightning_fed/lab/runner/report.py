@@ -19,7 +19,15 @@ from lightning_fed.lab.studies import blocks, formats
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations
 from lightning_fed.lab.studies.comparison import level_columns
 from lightning_fed.lab.studies.published import read_published
-from lightning_fed.lab.studies.results import BESIDE, StudyResults, StudyRun, Trial, read_results, write_results
+from lightning_fed.lab.studies.results import (
+    BESIDE,
+    StudyResults,
+    StudyRun,
+    Trial,
+    read_results,
+    table_file,
+    write_results,
+)
 from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes, tuned_per
 from lightning_fed.lab.studies.table import study_table
 from lightning_fed.runs.statistics import known_goal, run_statistic
@@ -120,7 +128,7 @@ def _from_folders(options: argparse.Namespace, folders: Sequence[Path]) -> tuple
 
 
 def _has_tables(folder: Path) -> bool:
-    return (folder / "results.csv").is_file()
+    return table_file(folder, "results").is_file()
 
 
 def _has_runs(folder: Path) -> bool:

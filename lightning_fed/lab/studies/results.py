@@ -1,8 +1,10 @@
 """The results of a study as CSV files: a row for each run, for each evaluated round, and for each trial."""
 
 import csv
+import gzip
 import io
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from lightning_fed.lab.common import csv_text, no_apostrophe
 from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
 
 __all__ = [
-    "AT_EQUAL", "BESIDE", "RESERVED", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results",
+    "AT_EQUAL", "BESIDE", "RESERVED", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results", "table_file",
     "value_of_run", "write_results",
 ]  # fmt: skip
 
@@ -86,43 +88,51 @@ def value_of_run(curve: Mapping[int, float], statistic: str, metric: str, goal: 
     return math.nan if is_lost(curve) else run_statistic(curve, statistic, metric, goal)
 
 
+def table_file(folder: Path, name: str) -> Path:
+    """Returns the file of a table of results: ``NAME.csv.gz`` where it is there, else ``NAME.csv``."""
+    packed = folder / f"{name}.csv.gz"
+    return packed if packed.is_file() else folder / f"{name}.csv"
+
+
 def write_results(results: StudyResults, folder: Path) -> None:
     """Writes ``results.csv``, ``curves.csv`` and, after a tuning, ``tuning.csv``.
 
-    Numbers have seven digits, as in single precision, so reading and writing the files again changes nothing.
+    Numbers have seven digits, as in single precision, so reading and writing the files again changes nothing. A table
+    that is a ``.csv.gz`` already stays one.
     """
     if not results.runs:
         raise FederatedError(
             f"Expected finished runs of the study {results.name} (profile {results.profile}), found none: run "
             "`lightning-fed study` with the same file, `--profile` and `--output` first."
         )
-    _write(folder / "results.csv", results.runs, _run_rows(results))
-    _write(folder / "curves.csv", results.runs, _curve_rows(results.runs))
+    _write(table_file(folder, "results"), results.runs, _run_rows(results))
+    _write(table_file(folder, "curves"), results.runs, _curve_rows(results.runs))
     if results.trials:
-        _write(folder / "tuning.csv", results.trials, _trial_rows(results.trials))
+        _write(table_file(folder, "tuning"), results.trials, _trial_rows(results.trials))
     else:
-        (folder / "tuning.csv").unlink(missing_ok=True)
+        for name in ("tuning.csv", "tuning.csv.gz"):
+            (folder / name).unlink(missing_ok=True)
 
 
 def read_results(folder: Path) -> StudyResults:
     """Reads the files of ``write_results``."""
-    rows = _read(folder / "results.csv", (*_NAMED, "seed", "fingerprint", "rounds"), _run)
+    results_csv, curves_csv, tuning = (table_file(folder, name) for name in ("results", "curves", "tuning"))
+    rows = _read(results_csv, (*_NAMED, "seed", "fingerprint", "rounds"), _run)
     curves: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
-    for key, at, values in _read(folder / "curves.csv", ("seed", "round"), _point):
+    for key, at, values in _read(curves_csv, ("seed", "round"), _point):
         for metric, value in values.items():
             curves.setdefault(key, {}).setdefault(metric, {})[at] = value
     named, keys = {name for name, _, _ in rows}, [_key(run.axes, run.seed) for _, _, run in rows]
     runs = tuple(replace(run, curves=curves.get(key, {})) for key, (_, _, run) in zip(keys, rows, strict=True))
     differ = any(map(_differs, runs, (row for _, row, _ in rows)))
     for wrong, file, what in (
-        (len(named) != 1, "results.csv", "all runs are of one study and profile"),
-        (len({*keys}) < len(keys), "results.csv", "no run stands there twice"),
-        (not curves.keys() <= {*keys}, "curves.csv", "each of its runs is in results.csv"),
-        (differ, "curves.csv", "it agrees with the results.csv beside it"),
+        (len(named) != 1, results_csv, "all runs are of one study and profile"),
+        (len({*keys}) < len(keys), results_csv, "no run stands there twice"),
+        (not curves.keys() <= {*keys}, curves_csv, "each of its runs is in results.csv"),
+        (differ, curves_csv, "it agrees with the results.csv beside it"),
     ):
         if wrong:
-            raise _damaged(folder / file, f"not so that {what}")
-    tuning = folder / "tuning.csv"
+            raise _damaged(file, f"not so that {what}")
     trials = tuple(_read(tuning, ("seed",), _trial)) if tuning.is_file() else ()
     return StudyResults(*named.pop(), runs, trials)
 
@@ -183,14 +193,17 @@ def _write(path: Path, runs: Iterable[StudyRun | Trial], rows: Iterable[_Row]) -
     named = [name for name in _NAMED if name in rows[0]]
     header = [*named, *axes, *ordered]
     lines = [header, *([row.get(name, "") for name in header] for row in rows)]
-    write_atomically(path, csv_text(lines, end="\n").encode(), "--output")
+    content = csv_text(lines, end="\n").encode()
+    # Without the time of writing, so that the same rows are the same bytes.
+    write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content, "--output")
 
 
 def _read(path: Path, expected: Sequence[str], make: Callable[[_Row], _T]) -> list[_T]:
     """Reads complete rows; empty cells are left out."""
     try:
-        text = read_regular(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
+        content = read_regular(path)
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise FederatedError(f"Expected the results of a study in {path}, but it cannot be read ({error}).") from error
     try:
         lines = csv.reader(io.StringIO(text, newline=""), strict=True)

@@ -1,4 +1,5 @@
 import csv
+import gzip
 import io
 import os
 import shutil
@@ -82,6 +83,12 @@ def test_tables_are_drawn_from_runs_and_again_from_their_csvs(file: str, tmp_pat
     assert main(["--study", file, "--from", str(again)]) == 0
     for name in DRAWN:
         assert (again / name).read_bytes() == (root / name).read_bytes()
+    for name in ("results.csv", "curves.csv"):
+        (again / f"{name}.gz").write_bytes(gzip.compress((again / name).read_bytes()))
+        (again / name).unlink()
+    assert main(["--study", file, "--from", str(again), "--output", str(tmp_path / "packed")]) == 0
+    for name in DRAWN:
+        assert (tmp_path / "packed" / name).read_bytes() == (root / name).read_bytes()
 
 
 def test_a_profile_and_one_format(file: str, tmp_path: Path, capsys) -> None:
@@ -230,8 +237,8 @@ def test_three_folders_are_as_one(cells: list[Cell], tmp_path: Path, capsys) -> 
     whole = report("one")
     main(["--study", "rates.yaml", "c"])
     Path("tables").mkdir()
-    for name in ("results.csv", "curves.csv"):
-        shutil.copy(Path("c/rates") / name, "tables")
+    shutil.copy(Path("c/rates/results.csv"), "tables")
+    Path("tables/curves.csv.gz").write_bytes(gzip.compress(Path("c/rates/curves.csv").read_bytes()))
     capsys.readouterr()
     assert report("tables", "b", "a") == whole
     assert "holds" not in (said := capsys.readouterr().out)

@@ -1,4 +1,5 @@
 import csv
+import gzip
 import math
 import random
 from collections.abc import Callable
@@ -46,6 +47,43 @@ def test_written_again_the_files_are_the_same(folder: Path, tmp_path_factory: py
     write_results(read_results(folder), again)
     for name in FILES:
         assert (again / name).read_bytes() == (folder / name).read_bytes()
+
+
+def pack(path: Path) -> Path:
+    """Packs a file as ``gzip`` does: with the time, and the file itself is gone."""
+    packed = path.with_name(f"{path.name}.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes(), mtime=12345))
+    path.unlink()
+    return packed
+
+
+@pytest.mark.parametrize("names", [FILES, FILES[1:2]])
+def test_packed_files_are_read_and_written_packed(folder: Path, names: tuple[str, ...]) -> None:
+    before, plain = read_results(folder), {name: (folder / name).read_bytes() for name in FILES}
+    packed = [pack(folder / name) for name in names]
+    assert read_results(folder) == before
+    contents = []
+    for _ in range(2):
+        write_results(before, folder)
+        contents.append([path.read_bytes() for path in packed])
+    assert contents[0] == contents[1]
+    assert [content[4:8] for content in contents[0]] == [bytes(4)] * len(names)  # no time
+    assert [gzip.decompress(content) for content in contents[0]] == [plain[name] for name in names]
+    assert {path.name for path in folder.iterdir()} == {*FILES} - {*names} | {path.name for path in packed}
+
+
+def test_without_tuning_a_packed_table_of_it_goes_too(folder: Path) -> None:
+    pack(folder / "tuning.csv")
+    write_results(replace(some_results(), trials=()), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["curves.csv", "results.csv"]
+
+
+@pytest.mark.parametrize("harm", [lambda data: data[:-4], lambda data: b"no gzip", lambda data: data[:30] + b"#" * 40])
+def test_a_damaged_packed_file_is_one_sentence(folder: Path, harm: Callable[[bytes], bytes]) -> None:
+    packed = pack(folder / "curves.csv")
+    packed.write_bytes(harm(packed.read_bytes()))
+    with pytest.raises(FederatedError, match=r"^Expected the results of a study in .*curves.csv.gz, but it cannot be "):
+        read_results(folder)
 
 
 def test_statistics_stand_beside_each_run(folder: Path) -> None:
