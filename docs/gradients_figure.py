@@ -2,11 +2,12 @@
 
     python docs/gradients_figure.py
 
-reads docs/results/fedga/figures9_10/curves.csv and writes docs/images/fedga-gradients.png: over rounds of communication
+reads docs/results/fedga/figures9_10/curves.csv.gz and writes docs/images/fedga-gradients.png: over rounds of communication
 the mean of three seeds, and their range. FedProx is left out: it is level with FedAvg or collapses.
 """
 
 import csv
+import gzip
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
@@ -42,7 +43,8 @@ def curve(rows: list[dict[str, str]], split: str, method: str, metric: str) -> d
 
 def main() -> None:
     """Draws the picture."""
-    rows = list(csv.DictReader((DOCS / "results/fedga/figures9_10/curves.csv").open()))
+    with gzip.open(DOCS / "results/fedga/figures9_10/curves.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
     ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "axes.titlecolor": GREY, "font.size": 9}):
         figure, grid = subplots(2, 2, figsize=(7, 4.6), sharex=True, layout="constrained")

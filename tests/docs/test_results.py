@@ -1,6 +1,7 @@
 """Figures that pages of results print are those of the tables beside them, which `report --study` draws from CSVs."""
 
 import csv
+import gzip
 import math
 import re
 from collections import Counter, defaultdict
@@ -141,7 +142,8 @@ def axes_of(text: str) -> dict[str, str]:
 @cache
 def rows_of(folder: str) -> list[dict[str, str]]:
     attacks = RESULTS / folder / "attack.csv"
-    return list(csv.DictReader((attacks if attacks.is_file() else RESULTS / folder / "curves.csv").open()))
+    with attacks.open() if attacks.is_file() else gzip.open(RESULTS / folder / "curves.csv.gz", "rt") as file:
+        return list(csv.DictReader(file))
 
 
 def curves(folder: str, axes: dict[str, str], metric: str) -> Curves:
