@@ -109,6 +109,8 @@ def plot(found: list[tuple[float, ...]], path: Path) -> None:
     """Draws memory, open files and time over rounds."""
     import matplotlib.pyplot as plt
 
+    from docs.pictures import save
+
     rows = np.array(found)
     figure, axes = plt.subplots(1, 3, figsize=(10, 2.6), layout="constrained")
     for axis, column, title in zip(
@@ -116,7 +118,7 @@ def plot(found: list[tuple[float, ...]], path: Path) -> None:
     ):
         axis.plot(rows[:, 0], rows[:, column], color="#4878a8", linewidth=1)
         axis.set(title=title, xlabel="round", ylim=(0, 1.3 * rows[:, column].max()))
-    figure.savefig(path, dpi=120)
+    save(figure, path, dpi=120)
 
 
 def main() -> None:

@@ -83,6 +83,8 @@ def plot_ratios(rows: dict[str, dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    from docs.pictures import save
+
     found = {key: result for key, result in rows.items() if "ratio" in result}
     figure, axes = plt.subplots(figsize=(8, 0.9 + 0.32 * len(found)))
     for at, result in enumerate(found.values()):
@@ -98,7 +100,7 @@ def plot_ratios(rows: dict[str, dict[str, Any]], path: Path) -> None:
     axes.set_xlabel("time of a round over that of the other side: median, range, and aim (thick mark)")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path, dpi=120)
     plt.close(figure)
 
 

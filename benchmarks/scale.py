@@ -162,6 +162,8 @@ def plot(scenarios: dict[str, dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    from docs.pictures import save
+
     figure, (times, memory) = plt.subplots(1, 2, figsize=(10, 3.6))
     for found in scenarios.values():
         rounds = range(1, len(found["seconds"]) + 1)
@@ -174,7 +176,7 @@ def plot(scenarios: dict[str, dict[str, Any]], path: Path) -> None:
     figure.legend(loc="upper center", fontsize=8)
     figure.tight_layout(rect=(0, 0, 1, 0.84))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path, dpi=120)
     plt.close(figure)
 
 

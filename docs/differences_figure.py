@@ -17,6 +17,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.pyplot import rc_context, subplots
+from pictures import save
 
 __all__ = ["main"]
 
@@ -147,7 +148,7 @@ def main() -> None:
             beyond = " (logarithmic beyond 1)" if picture.log else ""
             figure.supxlabel(f"difference in accuracy, points{beyond}", fontsize=9)
             figure.legend(loc="outside upper center", ncols=2, frameon=False)
-            figure.savefig(DOCS / "images" / f"{name}.png", dpi=140, transparent=True)
+            save(figure, DOCS / "images" / f"{name}.png", dpi=140, transparent=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib.pyplot import rc_context, subplots
+from pictures import save
 
 DOCS = Path(__file__).resolve().parent
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -50,7 +51,7 @@ def main() -> None:
             axis.grid(axis="y", color=GREY, alpha=0.25)
         axes[0].set_ylabel("difference to FedAvg, points\n(inputs with a wrong signature)")
         axes[1].legend(fontsize=8, loc="upper left", framealpha=0)
-        figure.savefig(DOCS / "images" / "mask-dose.png", dpi=140, transparent=True)
+        save(figure, DOCS / "images" / "mask-dose.png", dpi=140, transparent=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from lightning_fed.lab.studies.results import StudyRun, read_results, value_of_r
 matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.pyplot import rc_context, subplots
+from pictures import save
 
 __all__ = ["Claim", "claims", "main", "table", "written"]
 
@@ -273,7 +274,7 @@ def picture() -> tuple[int, int]:
         axis.grid(axis="x", color=GREY, alpha=0.2)
         axis.set_xlabel("difference in accuracy, points (linear from −1 to +1, logarithmic beyond)")
         figure.legend(loc="outside upper center", ncols=4, frameon=False)
-        figure.savefig(DOCS / "images" / "forest.png", dpi=140, transparent=True)
+        save(figure, DOCS / "images" / "forest.png", dpi=140, transparent=True)
     return len(cells), left_out
 
 

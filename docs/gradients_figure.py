@@ -2,8 +2,8 @@
 
     python docs/gradients_figure.py
 
-reads docs/results/fedga/figures9_10/curves.csv.gz and writes docs/images/fedga-gradients.png: over rounds of communication
-the mean of three seeds, and their range. FedProx is left out: it is level with FedAvg or collapses.
+reads docs/results/fedga/figures9_10/curves.csv.gz and writes docs/images/fedga-gradients.png: over rounds of
+communication the mean of three seeds, and their range. FedProx is left out: it is level with FedAvg or collapses.
 """
 
 import csv
@@ -17,6 +17,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib.pyplot import rc_context, subplots
+from pictures import save
 
 __all__ = ["curve", "main"]
 
@@ -59,7 +60,7 @@ def main() -> None:
             axis.grid(color=GREY, alpha=0.25)
         figure.supxlabel("rounds of communication", fontsize=9)
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-        figure.savefig(DOCS / "images" / "fedga-gradients.png", dpi=140, transparent=True)
+        save(figure, DOCS / "images" / "fedga-gradients.png", dpi=140, transparent=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import tempfile
 from html import escape
 from pathlib import Path
 
+from pictures import shrink
+
 DOCS = Path(__file__).resolve().parent
 SHOWN = ("data.setup()\ndata", "trainer")
 SIZE = "760,920"
@@ -35,8 +37,10 @@ def main(browser: str = "chromium") -> None:
         page = Path(folder) / "page.html"
         page.write_text(f'<!DOCTYPE html><meta charset="utf-8"><style>{STYLE}</style>{body}', encoding="utf-8")
         options = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={SIZE}"]
-        picture = f"--screenshot={DOCS / 'images' / 'notebook.png'}"
-        subprocess.run([browser, *options, f"--user-data-dir={folder}/profile", picture, page.as_uri()], check=True)
+        picture = DOCS / "images" / "notebook.png"
+        options += [f"--user-data-dir={folder}/profile", f"--screenshot={picture}"]
+        subprocess.run([browser, *options, page.as_uri()], check=True)
+        shrink(picture)
 
 
 if __name__ == "__main__":

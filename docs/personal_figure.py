@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib.pyplot import rc_context, subplots
+from pictures import save
 
 __all__ = ["main"]
 
@@ -60,7 +61,7 @@ def main() -> None:
         axes[0].set_yticks(range(len(methods)), methods)
         axes[0].set_ylim(len(methods) - 0.5, -0.5)
         axes[-1].legend(loc="center left", framealpha=0)
-        figure.savefig(DOCS / "images/personal.png", dpi=140, transparent=True)
+        save(figure, DOCS / "images/personal.png", dpi=140, transparent=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.pyplot import rc_context, subplots
+from pictures import save
 
 __all__ = ["main"]
 
@@ -55,7 +56,7 @@ def main() -> None:
             axis.set_ylim(len(SERVERS) - 0.4, -0.6)
             axis.set_xlabel("client rate")
         grid[0].set_ylabel("server rate")
-        figure.savefig(DOCS / "images" / "gma-rates.png", dpi=140, transparent=True)
+        save(figure, DOCS / "images" / "gma-rates.png", dpi=140, transparent=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib.pyplot import rc_context, subplots
+from pictures import save
 
 __all__ = ["main"]
 
@@ -75,7 +76,7 @@ def draw(picture: str, panels: dict[str, tuple[str, dict[str, str]]]) -> None:
         figure.supxlabel("difference to FedAvg, points", fontsize=9, color=GREY)
         axes[0].set_yticks(range(len(rules)), rules)
         axes[0].set_ylim(len(rules) - 0.5, -0.5)
-        figure.savefig(DOCS / "images" / f"{picture}.png", dpi=140, transparent=True)
+        save(figure, DOCS / "images" / f"{picture}.png", dpi=140, transparent=True)
 
 
 def main() -> None:

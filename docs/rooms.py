@@ -18,6 +18,7 @@ from importlinter.api import read_configuration
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.pyplot import subplots
+from pictures import save
 
 __all__ = ["draw_floors", "draw_imports", "main"]
 
@@ -101,7 +102,7 @@ def main() -> None:
     draw_imports(below, floors)
     above.set_title("rooms, each floor above those that it imports")
     below.set_title("imports of the room on the left from the room above")
-    figure.savefig(PICTURE, dpi=90)
+    save(figure, PICTURE, dpi=90)
     print(PICTURE.relative_to(ROOT))
 
 

@@ -17,6 +17,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib.pyplot import rc_context, subplots
+from pictures import save
 
 __all__ = ["main", "seeds"]
 
@@ -54,7 +55,7 @@ def main() -> None:
         axis.set_ylabel("test accuracy, %")
         axis.grid(axis="y", color=GREY, alpha=0.25)
         figure.legend(loc="outside upper center", ncols=3, frameon=False)
-        figure.savefig(DOCS / "images" / "gma-threshold.png", dpi=140, transparent=True)
+        save(figure, DOCS / "images" / "gma-threshold.png", dpi=140, transparent=True)
 
 
 if __name__ == "__main__":

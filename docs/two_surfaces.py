@@ -14,6 +14,7 @@ from torch import Tensor
 
 matplotlib.use("Agg")
 from matplotlib.pyplot import subplots
+from pictures import save
 
 __all__ = ["OWN", "SHARED", "loss", "main"]
 
@@ -55,7 +56,7 @@ def main() -> None:
         axes.set(title=f"{name}\nlowest: {values.min():.2f}", xlabel="θ₁", aspect="equal")
     panels[0].set_ylabel("θ₂")
     figure.colorbar(levels, ax=panels, label="loss")
-    figure.savefig(PICTURE, dpi=100)
+    save(figure, PICTURE, dpi=100)
     print(PICTURE.relative_to(ROOT))
 
 

@@ -20,6 +20,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib.pyplot import subplots
+from pictures import save
 from wandb.proto.wandb_internal_pb2 import Record
 
 from lightning_fed.lab.dashboard_command import sections_of
@@ -98,7 +99,7 @@ def main() -> None:
                 axes.axis("off")
         row[0].set_ylabel(section, fontsize=10)
     grid[0][0].legend(fontsize=6)
-    figure.savefig(IMAGE, dpi=90)
+    save(figure, IMAGE, dpi=90)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib.pyplot import rc_context, subplots
+from pictures import save
 
 __all__ = ["main", "parts"]
 
@@ -65,7 +66,7 @@ def main() -> None:
             axis.grid(axis="x", color=GREY, alpha=0.25)
         axes[0].invert_yaxis()
         axes[1].set_xlabel("difference in test accuracy, points (large: mean of 3 seeds, small: each)")
-        figure.savefig(DOCS / "images" / "gma-why.png", dpi=140, transparent=True)
+        save(figure, DOCS / "images" / "gma-why.png", dpi=140, transparent=True)
 
 
 if __name__ == "__main__":

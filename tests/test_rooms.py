@@ -1,15 +1,22 @@
 """The package can be seen at a glance: few doors at its top (`py.typed`, a marker for type checkers, is none)."""
 
 import inspect
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from pkgutil import walk_packages
 
-import lightning_fed
-from tests.budget import PACKAGE, budget, lines_of, rooms
+import pytest
+from PIL import Image
 
-DOORS, FILES = 18, 13
+import lightning_fed
+from tests.budget import PACKAGE, ROOT, budget, lines_of, rooms
+
+DOORS, FILES, BYTES_OF_DOCS = 18, 13, 6_000_000
 
 
 def test_the_package_has_few_doors() -> None:
@@ -51,3 +58,37 @@ def _public_classes() -> Iterator[type]:
         for name, kind in vars(module).items():
             if inspect.isclass(kind) and kind.__module__ == module.__name__ and not name.startswith("_"):
                 yield kind
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[Path]:
+    """The files of docs/ that git holds."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no checkout")
+    listed = subprocess.run(["git", "ls-files", "-z", "docs"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip(listed.stderr.decode())
+    return [path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_the_documentation_is_small_enough_to_clone(tracked: list[Path]) -> None:
+    held = sum(path.stat().st_size for path in tracked)
+    assert held <= BYTES_OF_DOCS, (
+        f"docs/ may hold {BYTES_OF_DOCS:,} bytes in git, and holds {held:,}: `python docs/pictures.py` makes pictures "
+        "small, `gzip -n` packs curves.csv of a study, and what `report --study --from` draws of these stays out"
+    )
+
+
+def test_curves_are_packed_and_what_is_drawn_of_them_stays_out(tracked: list[Path]) -> None:
+    assert [path for path in tracked if path.name == "curves.csv"] == [], "run `gzip -n` on it"
+    assert [path for path in tracked if path.name == "table.tex"] == [], "`report --study --from` draws it"
+
+
+def test_a_picture_has_a_palette_and_a_page(tracked: list[Path]) -> None:
+    pages = [ROOT / "README.md", *(path for path in tracked if path.suffix == ".md")]
+    link = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
+    shown = {(page.parent / target).resolve() for page in pages for target in link.findall(page.read_text("utf-8"))}
+    pictures = [path for path in tracked if path.suffix == ".png"]
+    assert pictures
+    assert [path for path in pictures if path not in shown] == [], "no page shows it"
+    assert [path for path in pictures if Image.open(path).mode != "P"] == [], "run `python docs/pictures.py`"
