@@ -1,27 +1,22 @@
 """CIFAR-10 and CIFAR-100, read by torchvision from Python batches, and TinyImageNet, from its folders of files."""
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fed.core.files import open_regular
 from lightning_fed.data.datasets.bundled import ImageDataModule
-from lightning_fed.data.readers.folders import cached_tensors, fingerprint_of
+from lightning_fed.data.readers.images import read_images
 from lightning_fed.errors import FederatedError
 
 __all__ = ["CIFAR10", "CIFAR100", "TinyImageNet"]
 
 _URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-_SIDE = 64
 
 
 class CIFAR10(ImageDataModule):
@@ -121,8 +116,8 @@ class TinyImageNet(ImageDataModule):
         """Decodes the training or the validation images, or reads them from the cache."""
         ids = self._ids()
         paths, labels = self._training_files(ids) if train else self._validation_files(ids)
-        file = self._cache_file("train" if train else "val")
-        (images,) = cached_tensors(file, fingerprint_of(paths, self.place), lambda: [_decode_all(paths, self.advice)])
+        cache = f"{self.folder}-{'train' if train else 'val'}"
+        images = read_images(paths, self.place, cache, self.cache_dir, 64, self.advice)
         return images, torch.tensor(labels, dtype=torch.int64)
 
     def names(self) -> list[str]:
@@ -142,13 +137,6 @@ class TinyImageNet(ImageDataModule):
         from torchvision.datasets.utils import download_and_extract_archive
 
         download_and_extract_archive(_URL, root, md5=_MD5, remove_finished=True)
-
-    def _cache_file(self, part: str) -> Path:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_fed"
-        folder = folder if self.cache_dir is None else Path(self.cache_dir).expanduser()
-        # With the path in its name, so that two copies of the data set do not overwrite each other's cache.
-        place = hashlib.sha256(str(self.place.resolve()).encode()).hexdigest()[:12]
-        return folder / f"{self.folder}-{part}-{place}.pt"
 
     def _text(self, path: Path) -> str:
         if not path.is_file():
@@ -203,29 +191,3 @@ class TinyImageNet(ImageDataModule):
         if not paths:
             raise FederatedError(f"Expected the file {path} to list the validation images, got none; {self.advice}.")
         return paths, labels
-
-
-def _decode_all(paths: Sequence[Path], advice: str) -> Tensor:
-    """Decodes JPEG files into uint8 of shape (N, 3, 64, 64); in threads, as decoding releases Python's lock."""
-    images = torch.empty(len(paths), 3, _SIDE, _SIDE, dtype=torch.uint8)
-    with ThreadPoolExecutor() as pool:
-        for row, image in enumerate(pool.map(lambda path: _decode(path, advice), paths)):
-            images[row] = image
-    return images
-
-
-def _decode(path: Path, advice: str) -> Tensor:
-    """Decodes one file into uint8 of shape (3, 64, 64); a grey image has three equal channels."""
-    from PIL import Image
-
-    try:
-        with open_regular(path) as file, Image.open(file) as image:
-            pixels = np.array(image.convert("RGB"))
-    except Exception as error:  # PIL has many
-        raise FederatedError(f"The file {path} is not a sound JPEG image ({error}); {advice}.") from error
-    if pixels.shape != (_SIDE, _SIDE, 3):
-        raise FederatedError(
-            f"Expected the image {path} to have {_SIDE} x {_SIDE} pixels, got {pixels.shape[1]} x {pixels.shape[0]}; "
-            f"{advice}."
-        )
-    return torch.from_numpy(pixels).permute(2, 0, 1)

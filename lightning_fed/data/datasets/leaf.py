@@ -78,16 +78,10 @@ class FEMNIST(UserDataModule):
                     f"Expected digits in the training data of {place}, got only letters: set `--data.digits_only "
                     "false`, or change `--data.path`."
                 )
-        chosen = train.of(self.draw(len(train.names)))
-        tests: dict[str, Any] = {}
-        if test is not None:
-            rows, places, others = known_and_unseen(test.names, train.names, chosen.names)
-            known, unseen = test.of(rows), test.of(others)
-            tests = self.test_sets(self._dataset(known), self._dataset(unseen), places[known.users])
-        return Datasets(
-            train=self._dataset(chosen),
-            **tests,
-            users=chosen.users,
+        return self.of_users(
+            train,
+            test,
+            self._dataset,
             class_names=_CLASSES[:10] if self.digits_only else _CLASSES,
             mean=(self.pixel_mean,),
             std=(self.pixel_std,),

@@ -1,7 +1,10 @@
 """MNIST, Fashion-MNIST and EMNIST in all its variants, read from their idx files."""
 
+import gzip
 import hashlib
+import math
 import string
+import zlib
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -11,10 +14,9 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.datasets.bundled import ImageDataModule
-from lightning_fed.data.readers.images import find_idx, read_idx
 from lightning_fed.errors import FederatedError, expect_choice
 
-__all__ = ["EMNIST", "MNIST", "FashionMNIST", "IdxImages"]
+__all__ = ["EMNIST", "MNIST", "FashionMNIST", "IdxImages", "read_idx"]
 
 Variant = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 
@@ -66,7 +68,7 @@ class IdxImages(ImageDataModule):
     def is_complete(self) -> bool:
         """Whether all four files are there."""
         names = [f"{stem}-{kind}" for stem in self.stems for kind in _KINDS]
-        return all(find_idx(self.place, name) is not None for name in names)
+        return all(_find(self.place, name) is not None for name in names)
 
     def fetch(self, root: Path) -> None:
         """Downloads the files with torchvision."""
@@ -102,7 +104,7 @@ class IdxImages(ImageDataModule):
 
     def _array(self, part: int, kind: str) -> tuple[Path, npt.NDArray[Any]]:
         name = f"{self.stems[part]}-{kind}"
-        path = find_idx(self.place, name)
+        path = _find(self.place, name)
         if path is None:
             raise self.missing(self.place / name, f" (or {name}.gz)")
         return path, read_idx(path, _KINDS[kind], self.advice)
@@ -181,3 +183,41 @@ class EMNIST(IdxImages):
 
         torchvision.datasets.EMNIST(root, split="balanced", download=True)
         (root / self.folder / "gzip.zip").unlink(missing_ok=True)
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    """Returns the path of a file in a folder, unpacked or with ``.gz``, None when there is neither."""
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def read_idx(path: Path, ndim: int, advice: str = "fetch it again") -> npt.NDArray[np.uint8]:
+    """Reads an idx file of bytes in ``ndim`` dimensions, 1 for labels or 3 for images, packed or not."""
+    content = _read(path, advice)
+    start, kind = 4 + 4 * ndim, bytes([0, 0, 8, ndim])
+    if len(content) < start or content[:4] != kind:
+        raise FederatedError(
+            f"The file {path} is not an idx file of bytes in {ndim} dimension(s): expected it to start with "
+            f"{kind.hex()}, got {content[:4].hex() or 'nothing'}; {advice}."
+        )
+    shape = np.frombuffer(content, ">u4", count=ndim, offset=4).tolist()
+    expected, found = math.prod(shape), len(content) - start
+    if expected != found:
+        state = "is truncated" if found < expected else "is too long"
+        raise FederatedError(
+            f"The file {path} {state}: its header promises {expected} bytes of data, it holds {found}; {advice}."
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+
+
+def _read(path: Path, advice: str) -> bytes:
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as file:
+            return file.read()
+    except EOFError as error:
+        raise FederatedError(f"The file {path} is truncated: its gzip stream ends early; {advice}.") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise FederatedError(f"The file {path} is not a sound gzip file ({error}); {advice}.") from error
+    except OSError as error:
+        raise FederatedError(f"The file {path} cannot be read ({error.strerror or error}); {advice}.") from error
