@@ -87,7 +87,6 @@ class CheckedCollate:
         self.collate = default_collate if collate is None else collate
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Makes a batch."""
         try:
             return self.collate(samples)
         except FederatedError:

@@ -160,7 +160,6 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
             self._loaded = self._divided = None
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tells the source of a failure."""
         if self.source is not None:
             self.source.on_exception(exception)
 

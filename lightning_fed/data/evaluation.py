@@ -28,7 +28,6 @@ class JoinedBatches:
         return sum(map(num_samples, self._loaders))
 
     def __len__(self) -> int:
-        """Number of batches."""
         return sum(map(len, self._loaders))
 
     def __iter__(self) -> Iterator[Any]:

@@ -86,7 +86,6 @@ class HeldOut:
     owners: _Rows
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.rows)
 
 

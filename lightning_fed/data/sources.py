@@ -269,7 +269,6 @@ class EvalBatches:
         self.num_samples = len(next(iter(tensors.values())) if isinstance(tensors, dict) else tensors[0])
 
     def __len__(self) -> int:
-        """Number of batches."""
         return -(-self.num_samples // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:

@@ -72,7 +72,6 @@ class Arrays(BundledDataModule):
         self._input_options: dict[str, Any] = {"layout": layout, "scale": scale, "mean": mean, "std": std}
 
     def load_datasets(self) -> Datasets:
-        """Reads the arrays."""
         files: dict[Path, ArrayFile] = {}
         train = self._dataset("train", files)
         sets: dict[str, Any] = {part: self._dataset(part, files) for part in ("val", "test") if self._has(part, files)}

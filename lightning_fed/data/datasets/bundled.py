@@ -105,7 +105,6 @@ class ImageDataModule(BundledDataModule, ABC):
             fetch_whole(self.data_root, self.folder, self.fetch)
 
     def load_datasets(self) -> Datasets:
-        """Reads both parts."""
         normalisation = Normalisation(self.pixel_mean, self.pixel_std)
         train, test = (image_dataset(*self.read(part), normalisation, self.storage) for part in (True, False))
         names = tuple(self.names())
@@ -175,7 +174,6 @@ class UserDataModule(BundledDataModule, ABC):
         return place
 
     def identity(self) -> list[str]:
-        """Adds which users were drawn."""
         return [*super().identity(), f"{self.num_users} of the users, {self.num_clients} clients, {self.draw_seed}"]
 
     def test_sets(self, known: Any, unseen: Any, users: npt.NDArray[np.int64]) -> dict[str, Any]:

@@ -34,7 +34,6 @@ class CIFAR10(ImageDataModule):
     pixel_std = (0.2470, 0.2435, 0.2616)
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Reads the training or the test batches."""
         if (mistake := self._find_mistake()) is not None:
             raise mistake
         dataset = self._reader(self.data_root, train=train)
@@ -43,7 +42,6 @@ class CIFAR10(ImageDataModule):
         return images.contiguous(), torch.tensor(dataset.targets, dtype=torch.int64)
 
     def names(self) -> list[str]:
-        """Returns the names of the classes, as the file of names lists them."""
         return self._names
 
     def is_complete(self) -> bool:
@@ -51,7 +49,6 @@ class CIFAR10(ImageDataModule):
         return self._find_mistake() is None
 
     def fetch(self, root: Path) -> None:
-        """Downloads the batches with torchvision."""
         self._reader(root, download=True)
 
     @property
@@ -113,7 +110,6 @@ class TinyImageNet(ImageDataModule):
         self.cache_dir = cache_dir
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Decodes the training or the validation images, or reads them from the cache."""
         ids = self._ids()
         paths, labels = self._training_files(ids) if train else self._validation_files(ids)
         cache = f"{self.folder}-{'train' if train else 'val'}"
@@ -128,12 +124,10 @@ class TinyImageNet(ImageDataModule):
         return [words.get(name, name).split(",")[0].strip() for name in self._ids()]
 
     def is_complete(self) -> bool:
-        """Whether the lists and a folder of images for each class are there."""
         lists = [self.place / "wnids.txt", self.place / "val" / "val_annotations.txt"]
         return all(path.is_file() for path in lists) and all(self._images_of(name).is_dir() for name in self._ids())
 
     def fetch(self, root: Path) -> None:
-        """Downloads and unpacks the archive."""
         from torchvision.datasets.utils import download_and_extract_archive
 
         download_and_extract_archive(_URL, root, md5=_MD5, remove_finished=True)

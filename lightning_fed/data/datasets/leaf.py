@@ -58,11 +58,9 @@ class FEMNIST(UserDataModule):
         self.pixel_mean, self.pixel_std, self.digits_only = mean, std, digits_only
 
     def identity(self) -> list[str]:
-        """Adds whether letters are left out."""
         return [*super().identity(), *["digits only"] * self.digits_only]
 
     def load_datasets(self) -> Datasets:
-        """Reads the files and chooses the writers."""
         place = self.place
         if place.is_dir():
             train, test = _from_json(place)
@@ -190,7 +188,6 @@ class Shakespeare(UserDataModule):
         self.test_fraction = test_fraction
 
     def load_datasets(self) -> Datasets:
-        """Reads the files, chooses the roles and divides their windows."""
         roles, tests = self._read()
         large = [role for role in roles if len(role.starts) >= self.min_samples]
         chosen = [large[number] for number in self.draw(len(large))]

@@ -56,22 +56,18 @@ class IdxImages(ImageDataModule):
     label_digests: tuple[str, str] | None = None
 
     def names(self) -> tuple[str, ...]:
-        """Returns the names of the classes."""
         return self.class_labels
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Reads a pair of files."""
         part = 0 if train else 1
         images, labels = self._images(part), self._labels(part)
         return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64) - self.first_label)
 
     def is_complete(self) -> bool:
-        """Whether all four files are there."""
         names = [f"{stem}-{kind}" for stem in self.stems for kind in _KINDS]
         return all(_find(self.place, name) is not None for name in names)
 
     def fetch(self, root: Path) -> None:
-        """Downloads the files with torchvision."""
         import torchvision
 
         getattr(torchvision.datasets, self.title)(root, download=True)
@@ -173,7 +169,6 @@ class EMNIST(IdxImages):
         self.pixel_mean, self.pixel_std = (mean,), (std,)
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Reads a pair of files, and turns the images upright."""
         images, labels = super().read(train)
         return images.transpose(2, 3), labels
 

@@ -32,7 +32,6 @@ class Shards(Partitioner):
         self.classes_per_client = classes_per_client
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Sorts by label after a shuffle, cuts into shards, deals the shards."""
         labels = np.asarray(targets)
         num_shards = self.classes_per_client * num_clients
         self._check_shards(len(np.unique(labels)), num_samples, num_shards)
@@ -84,7 +83,6 @@ class ExactClasses(Partitioner):
         self.classes_per_client = classes_per_client
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Finds who holds which classes and cuts each class into parts."""
         counts, codes = class_codes(targets)
         self._check_counts(counts, num_clients)
         holders = _holders(counts, num_clients, num_clients * self.classes_per_client)

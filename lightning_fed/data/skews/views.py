@@ -58,7 +58,6 @@ class SkewedSource(WrappedSource):
         self._index, self._offsets = torch.from_numpy(split.index), split.offsets
 
     def to(self, device: torch.device | str) -> Self:
-        """Makes the batches live on a device; returns itself."""
         self._rows, self._index = self._rows.to(device), self._index.to(device)
         return super().to(device)
 
@@ -85,11 +84,9 @@ class SkewedBatches(JoinedBatches):
         self._rows = rows
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields lists of tensors, or dicts."""
         for number, batch in enumerate(super().__iter__()):
             yield self._rows.show(batch, slice(number * self.batch_size, (number + 1) * self.batch_size))
 
     def to(self, device: torch.device | str) -> Self:
-        """Makes batches arrive on a device; returns itself."""
         self._rows.to(device)
         return super().to(device)
