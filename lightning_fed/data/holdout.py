@@ -51,14 +51,6 @@ class DivisionOptions:
                 f"{self.val_fraction} and {self.client_test_fraction}."
             )
 
-    def expect_no_val_fraction(self) -> None:
-        """Refuses to hold samples out for validation where the data have a validation set."""
-        if self.val_fraction > 0:
-            raise FederatedError(
-                f"Expected either `--data.val_dataset` or `--data.val_fraction`, got both ({self.val_fraction}): set "
-                "`--data.val_fraction 0` to keep the validation set."
-            )
-
     def count_unseen(self, num_clients: int) -> int:
         """Returns how many of the clients are held out."""
         unseen = self.unseen_clients
@@ -163,8 +155,9 @@ def divide(
     central = options.val_fraction if options.val_split == "central" else 0.0
     before = num_unseen == 0 and partitioner.reads != "users"
     is_val = _share_of(num_samples, central if before else 0.0, seed)
-    split = Split.by(partitioner, values, np.flatnonzero(~is_val), num_clients, seed)
-    val = np.flatnonzero(is_val)
+    rows, val = np.flatnonzero(~is_val), np.flatnonzero(is_val)
+    split = Split.of(partitioner(None if values is None else values[rows], len(rows), num_clients, seed))
+    split = Split(rows[split.index], split.offsets)
     split, numbers, unseen = _hold_out_clients(split, num_unseen, seed)
     if not before:
         is_val = _share_of(len(split.index), central, seed)

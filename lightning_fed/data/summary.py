@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.data.evaluation import num_samples
-from lightning_fed.data.label_statistics import count_labels
-from lightning_fed.data.sources import BatchSource, EvalLoader
-from lightning_fed.data.split import Split
+from lightning_fed.data.sources import BatchSource, EvalLoader, num_samples
+from lightning_fed.data.split import Split, count_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

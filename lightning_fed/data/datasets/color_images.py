@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fed.data.datasets.bundled import ImageDataModule
 from lightning_fed.data.readers.images import read_images
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["CIFAR10", "CIFAR100", "TinyImageNet"]
 
@@ -141,8 +141,7 @@ class TinyImageNet(ImageDataModule):
         """Reads the classes' ids, sorted."""
         path = self.place / "wnids.txt"
         ids = sorted(set(self._text(path).split()))
-        if not ids:
-            raise FederatedError(f"Expected the file {path} to list the ids of 200 classes, got none; {self.advice}.")
+        expect(ids, f"Expected the file {path} to list the ids of 200 classes, got none; {self.advice}.")
         return ids
 
     def _images_of(self, name: str) -> Path:
@@ -182,6 +181,5 @@ class TinyImageNet(ImageDataModule):
             labels.append(label_of[name])
             if not paths[-1].is_file():
                 raise self.missing(paths[-1])
-        if not paths:
-            raise FederatedError(f"Expected the file {path} to list the validation images, got none; {self.advice}.")
+        expect(paths, f"Expected the file {path} to list the validation images, got none; {self.advice}.")
         return paths, labels

@@ -15,7 +15,7 @@ from lightning_fed.data.loading import Datasets
 from lightning_fed.data.readers.array_files import ArrayFile
 from lightning_fed.data.readers.leaf import UserSamples, known_and_unseen, read_leaf
 from lightning_fed.data.readers.plays import LETTERS, WINDOW, Role, TextWindows, read_plays, read_roles
-from lightning_fed.errors import FederatedError, expect_count, expect_number
+from lightning_fed.errors import FederatedError, expect, expect_count, expect_number
 
 __all__ = ["FEMNIST", "Shakespeare"]
 
@@ -63,7 +63,8 @@ class FEMNIST(UserDataModule):
     def load_datasets(self) -> Datasets:
         place = self.place
         if place.is_dir():
-            train, test = _from_json(place)
+            train = _checked(read_leaf(place / "train"), place / "train")
+            test = _checked(read_leaf(place / "test"), place / "test") if (place / "test").is_dir() else None
         else:
             file = ArrayFile(place, "--data.path")
             has_test = any(name.startswith("test_") for name in file.names)
@@ -89,13 +90,6 @@ class FEMNIST(UserDataModule):
         return TensorDataset((samples.inputs - self.pixel_mean).div_(self.pixel_std), samples.labels)
 
 
-def _from_json(folder: Path) -> tuple[UserSamples, UserSamples | None]:
-    train = _checked(read_leaf(folder / "train", "--data.path"), folder / "train")
-    if not (folder / "test").is_dir():
-        return train, None
-    return train, _checked(read_leaf(folder / "test", "--data.path"), folder / "test")
-
-
 def _part(file: ArrayFile, prefix: str) -> UserSamples:
     images, labels, writers = (file.read(f"{prefix}{name}", "--data.path") for name in ("images", "labels", "writers"))
     whole = [tensor.ndim == 1 and not tensor.is_floating_point() for tensor in (labels, writers)]
@@ -119,8 +113,7 @@ def _checked(samples: UserSamples, place: Path) -> UserSamples:
             f"Expected images of 28 x 28, or 784 values in a row, in {place}, got samples of shape {shape}: change "
             "`--data.path`."
         )
-    if not len(samples.inputs):
-        raise FederatedError(f"Expected images in {place}, got none: change `--data.path`.")
+    expect(len(samples.inputs), f"Expected images in {place}, got none: change `--data.path`.")
     images = samples.inputs.reshape(-1, 1, 28, 28)
     low, high = images.min().item(), images.max().item()
     if not (low >= 0 and high <= 1):
@@ -228,11 +221,11 @@ class Shakespeare(UserDataModule):
         """Reads the roles, and those of LEAF's test files; None without such files."""
         place = self.place
         if place.name.endswith((".txt", ".txt.gz")):
-            return read_plays(place, "--data.path", self.min_lines), None
+            return read_plays(place, self.min_lines), None
         if not (place / "train").is_dir():
-            return read_roles(place, "--data.path"), None
-        tests = read_roles(place / "test", "--data.path") if (place / "test").is_dir() else None
-        return read_roles(place / "train", "--data.path"), tests
+            return read_roles(place), None
+        tests = read_roles(place / "test") if (place / "test").is_dir() else None
+        return read_roles(place / "train"), tests
 
 
 def by_time(starts: npt.NDArray[np.int64], test_fraction: float) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
