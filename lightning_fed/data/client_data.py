@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, StackDataset, Subset
 from lightning_fed.core.user_code import describe
 from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
-from lightning_fed.data.holdout import CENTRAL, Division, DivisionOptions, HeldOut, divide, divide_by_user, own_samples
+from lightning_fed.data.holdout import CENTRAL, Division, DivisionOptions, HeldOut, divide, own_samples, unseen_users
 from lightning_fed.data.inspection import AnyDataset, find_conversion, find_targets, find_tensors, first_input, length
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.partitioners import Partitioner
@@ -171,7 +171,7 @@ class ClientData:
         datasets = self.loaded.datasets
         test: Any = datasets.test
         parts = {name: self._held_out(part, loading) for name, part in self.division.tests().items()}
-        by_user = divide_by_user(test, datasets.test_users, self.loaded.users, self.division)
+        by_user = unseen_users(test, datasets.test_users, self.loaded.users, self.division)
         if by_user is not None:
             known, unseen = by_user
             parts["unseen"] = JoinedBatches([parts["unseen"], self._held_out(unseen, loading, "test", test)])

@@ -14,7 +14,7 @@ from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError, expect_choice, expect_number, is_count, is_number
 
 __all__ = [
-    "CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "divide", "divide_by_user", "own_samples",
+    "CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "divide", "unseen_users", "own_samples",
 ]  # fmt: skip
 
 ValSplit: TypeAlias = Literal["central", "per_client"]
@@ -224,7 +224,7 @@ def _hold_out_within(split: Split, options: DivisionOptions, seed: int) -> tuple
     return split.keep(~(is_test | is_val)), test, val
 
 
-def divide_by_user(
+def unseen_users(
     dataset: Any, given: Any, users: npt.NDArray[Any] | None, division: Division
 ) -> tuple[_Rows, HeldOut] | None:
     """Separates the test samples of unseen users, who have no training samples at clients that train.

@@ -60,8 +60,20 @@ class IdxImages(ImageDataModule):
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
         part = 0 if train else 1
-        images, labels = self._images(part), self._labels(part)
-        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64) - self.first_label)
+        count, low, high = self.counts[part], self.first_label, self.first_label + len(self.class_labels) - 1
+        path, images = self._array(part, "images-idx3-ubyte")
+        if images.shape != (count, 28, 28):
+            raise self._foreign(path, f"{count} images of 28 x 28 in bytes", f"images of shape {images.shape}")
+        path, labels = self._array(part, "labels-idx1-ubyte")
+        found = np.unique(labels).tolist()
+        if len(labels) != count or found != list(range(low, high + 1)):
+            what = f", {len(found)} different ones from {found[0]} to {found[-1]}" if found else ""
+            raise self._foreign(path, f"{count} labels, all from {low} to {high} among them", f"{len(labels)}{what}")
+        digest = hashlib.sha256(labels.tobytes()).hexdigest()
+        if self.label_digests is not None and digest != self.label_digests[part]:
+            expected = f"labels with the SHA-256 {self.label_digests[part][:12]}..."
+            raise self._foreign(path, expected, f"{digest[:12]}..., those of another data set or changed ones")
+        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64) - low)
 
     def is_complete(self) -> bool:
         names = [f"{stem}-{kind}" for stem in self.stems for kind in _KINDS]
@@ -71,26 +83,6 @@ class IdxImages(ImageDataModule):
         import torchvision
 
         getattr(torchvision.datasets, self.title)(root, download=True)
-
-    def _images(self, part: int) -> npt.NDArray[np.uint8]:
-        path, images = self._array(part, "images-idx3-ubyte")
-        count = self.counts[part]
-        if images.shape != (count, 28, 28):
-            raise self._foreign(path, f"{count} images of 28 x 28 in bytes", f"images of shape {images.shape}")
-        return images
-
-    def _labels(self, part: int) -> npt.NDArray[Any]:
-        path, labels = self._array(part, "labels-idx1-ubyte")
-        count, low, high = self.counts[part], self.first_label, self.first_label + len(self.class_labels) - 1
-        found = np.unique(labels).tolist()
-        if len(labels) != count or found != list(range(low, high + 1)):
-            what = f", {len(found)} different ones from {found[0]} to {found[-1]}" if found else ""
-            raise self._foreign(path, f"{count} labels, all from {low} to {high} among them", f"{len(labels)}{what}")
-        digest = hashlib.sha256(labels.tobytes()).hexdigest()
-        if self.label_digests is not None and digest != self.label_digests[part]:
-            expected = f"labels with the SHA-256 {self.label_digests[part][:12]}..."
-            raise self._foreign(path, expected, f"{digest[:12]}..., those of another data set or changed ones")
-        return labels
 
     def _foreign(self, path: Path, expected: str, got: str) -> FederatedError:
         return FederatedError(
