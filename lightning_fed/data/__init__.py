@@ -8,6 +8,7 @@ from lightning_fed.data.datasets.arrays import Arrays
 from lightning_fed.data.datasets.bundled import BundledDataModule, ImageDataModule, UserDataModule
 from lightning_fed.data.datasets.color_images import CIFAR10, CIFAR100, TinyImageNet
 from lightning_fed.data.datasets.digits import Digits
+from lightning_fed.data.datasets.image_folders import ImageFolders
 from lightning_fed.data.datasets.leaf import FEMNIST, Shakespeare
 from lightning_fed.data.datasets.mnist import EMNIST, MNIST, FashionMNIST
 from lightning_fed.data.holdout import Division, HeldOut
@@ -30,4 +31,5 @@ __all__ = [
     "QuantityDirichlet", "samples_figure", "sizes_figure", "split_figure", "split_figures", "Augmentation",
     "AugmentedSource", "CropFlip", "CIFAR10", "CIFAR100", "EMNIST", "ImageDataModule", "TinyImageNet", "FEMNIST",
     "SampleAugmentation", "Shakespeare", "TextWindows", "UserDataModule", "ClientDatasets", "SpuriousMNIST",
+    "ImageFolders",
 ]  # fmt: skip

@@ -19,7 +19,6 @@ class AdoptedData(FederatedDataModule):
     """Data given without clients: they are split over the default number of clients, and the user is told so."""
 
     def train_source(self) -> BatchSource:
-        """Returns the source of the clients' training batches."""
         source = super().train_source()
         name = None if self._source is None else self._source.name
         if name is not None and is_news("split", (name, len(source.sizes), self.split_by)):

@@ -64,7 +64,6 @@ class SampleAugmentation(Augmentation):
         """
 
     def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Changes the inputs of one batch."""
         return self.change(inputs, to_device(self.draw(len(inputs), generator), inputs.device))
 
 
@@ -91,7 +90,6 @@ class CropFlip(SampleAugmentation):
         return torch.cat([places, flips]).T
 
     def change(self, inputs: Tensor, draws: Tensor) -> Tensor:
-        """Changes images of shape (B, C, H, W)."""
         if inputs.ndim != 4:
             raise FederatedError(
                 f"Expected images of shape (B, C, H, W) for `--data.augmentation` CropFlip, got inputs of shape "
@@ -135,7 +133,6 @@ class AugmentedSource(WrappedSource):
             yield map_inputs(batch, lambda inputs: self._augmentation(inputs, generator))
 
     def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
-        """Returns the arguments of ``gather`` for a client's epoch: those of the other source, and the draws."""
         generator = _stream(seed)
         drawn = [self.by_sample.draw(len(batch), generator) for batch in torch.split(order, self.batch_size)]
         return *super().plan(client, order, seed), torch.cat(drawn)
@@ -159,6 +156,5 @@ class AugmentingCollate:
         self._augmentation, self._collate = augmentation, collate
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Collates samples and changes their inputs."""
         generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         return map_inputs(self._collate(samples), lambda inputs: self._augmentation(inputs, generator))

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +16,25 @@ from torch.utils.data import DataLoader, StackDataset, Subset
 from lightning_fed.core.user_code import describe
 from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
-from lightning_fed.data.evaluation import JoinedBatches, worker_options
-from lightning_fed.data.holdout import CENTRAL, Division, DivisionOptions, HeldOut, divide, divide_by_user, own_samples
+from lightning_fed.data.holdout import CENTRAL, Division, DivisionOptions, HeldOut, divide, own_samples, unseen_users
 from lightning_fed.data.inspection import AnyDataset, find_conversion, find_targets, find_tensors, first_input, length
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.partitioners import Partitioner
 from lightning_fed.data.skews import DataFacts, FeatureSkew, SkewedBatches, SkewedRows, SkewedSource
-from lightning_fed.data.sources import BatchSource, EvalLoader, EvalLoaders, LoaderSource, SetBatches, TensorSource
+from lightning_fed.data.sources import (
+    BatchSource,
+    EvalBatches,
+    EvalLoader,
+    EvalLoaders,
+    JoinedBatches,
+    LoaderSource,
+    SetBatches,
+    TensorSource,
+)
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
 __all__ = ["ClientData"]
-
-_Load: TypeAlias = Callable[[AnyDataset], SetBatches]  # makes the batches of an evaluation set
 
 SEEN_SCHEMES, NEW_SCHEME = "seen_schemes", "new_scheme"
 
@@ -100,7 +106,7 @@ class ClientData:
         dataset, tensors = self.loaded.datasets.train, self.loaded.tensors
         if own is not None:
             dataset, tensors = own, None if tensors is None else find_tensors(own)
-        source: BatchSource = LoaderSource(dataset, split, **vars(loading))
+        source: BatchSource = LoaderSource(dataset, split, loading)
         if tensors is not None:
             source = TensorSource(tensors, split, loading.batch_size, find_conversion(dataset), loading.drop_last)
         return source if self.skew is None else SkewedSource(source, split, self.training_rows(self.skew))
@@ -122,7 +128,7 @@ class ClientData:
             collate = AugmentingCollate(augmentation, collate)
         rows = Subset(train, np.sort(self.division.split.index).tolist())
         return DataLoader(
-            rows, loading.batch_size, True, collate_fn=collate, drop_last=loading.drop_last, **worker_options(loading)
+            rows, loading.batch_size, True, collate_fn=collate, drop_last=loading.drop_last, **loading.workers
         )
 
     def held_out_source(self, part: Literal["val", "test"], loading: Loading) -> BatchSource:
@@ -146,30 +152,31 @@ class ClientData:
         sizes = np.bincount(held.owners, minlength=self.division.split.num_clients)
         return Split(held.rows, np.concatenate([[0], np.cumsum(sizes)]))
 
-    def val_batches(self, load: _Load, per_client: bool) -> EvalLoaders:
+    def val_batches(self, loading: Loading, per_client: bool) -> EvalLoaders:
         """Returns the batches of the validation set: what was held out, else the data's own, else an empty list."""
         held_out, targets = self.division.val, self.loaded.targets
         if not len(held_out):
-            return self.set_batches("val", self.loaded.datasets.val, load)
+            return self.set_batches("val", self.loaded.datasets.val, loading)
         if self.skew is None or per_client:
-            return self._held_out(held_out, load)
+            return self._held_out(held_out, loading)
         rows = Subset(self.loaded.datasets.train, held_out.rows.tolist())
-        return self._central("val", rows, load(rows), True, None if targets is None else targets[held_out.rows])
+        targets = None if targets is None else targets[held_out.rows]
+        return self._central("val", rows, self._set(rows, loading), True, targets)
 
-    def test_batches(self, load: _Load, central: EvalLoaders | None) -> EvalLoaders:
+    def test_batches(self, loading: Loading, central: EvalLoaders | None) -> EvalLoaders:
         """Returns the batches of all test sets: what was held out, and ``central`` or the data's own sets.
 
         Beside held-out sets (``clients``, ``unseen``) a single test set is named ``test``.
         """
         datasets = self.loaded.datasets
         test: Any = datasets.test
-        parts = {name: self._held_out(part, load) for name, part in self.division.tests().items()}
-        by_user = divide_by_user(test, datasets.test_users, self.loaded.users, self.division)
+        parts = {name: self._held_out(part, loading) for name, part in self.division.tests().items()}
+        by_user = unseen_users(test, datasets.test_users, self.loaded.users, self.division)
         if by_user is not None:
             known, unseen = by_user
-            parts["unseen"] = JoinedBatches([parts["unseen"], self._held_out(unseen, load, "test", test)])
+            parts["unseen"] = JoinedBatches([parts["unseen"], self._held_out(unseen, loading, "test", test)])
             test = Subset(test, known.tolist()) if len(known) else None
-        loaders = self.set_batches("test", test, load) if central is None else central
+        loaders = self.set_batches("test", test, loading) if central is None else central
         if not parts:
             return loaders
         if isinstance(loaders, (list, tuple)):
@@ -178,7 +185,9 @@ class ClientData:
         _expect_free_names(named, parts)
         return {**named, **parts}
 
-    def set_batches(self, stage: str, dataset: AnyDataset | dict[str, AnyDataset] | None, load: _Load) -> EvalLoaders:
+    def set_batches(
+        self, stage: str, dataset: AnyDataset | dict[str, AnyDataset] | None, loading: Loading
+    ) -> EvalLoaders:
         """Returns batches of one data set, of several by name, or an empty list when there is none.
 
         Under a skew, ``val`` shows the clients' schemes and ``predict`` the new one. ``test`` makes two sets, one with
@@ -189,11 +198,19 @@ class ClientData:
         views = (SEEN_SCHEMES, NEW_SCHEME) if stage == "test" and self.skew is not None else ("",)
         found: dict[str, EvalLoader] = {}
         for name, part in (dataset if isinstance(dataset, dict) else {"": dataset}).items():
-            loader, stream = load(part), f"{stage}/{name}" if name else stage
+            loader, stream = self._set(part, loading), f"{stage}/{name}" if name else stage
             for view in views:
                 seen = stage == "val" or view == SEEN_SCHEMES
                 found["/".join(filter(None, (name, view)))] = self._central(stream, part, loader, seen)
         return found if isinstance(dataset, dict) or len(views) > 1 else found[""]
+
+    def _set(self, dataset: AnyDataset, loading: Loading) -> SetBatches:
+        """Returns slices of a data set in memory, else a data loader that does not shuffle."""
+        tensors = find_tensors(dataset) if self.loaded.in_memory else None
+        if tensors is not None:
+            return EvalBatches(tensors, loading.batch_size, find_conversion(dataset))
+        collate = CheckedCollate(loading.collate_fn)
+        return DataLoader(dataset, loading.batch_size, collate_fn=collate, **loading.workers)
 
     def _central(
         self, name: str, dataset: AnyDataset, loader: SetBatches, seen: bool, targets: npt.NDArray[Any] | None = None
@@ -213,10 +230,10 @@ class ClientData:
             schemes = self.skew.clients(name, size if targets is None else targets, split.owners, owned)
         return SkewedBatches(loader, SkewedRows(self.skew, self.skew.draws(name, size), schemes))
 
-    def _held_out(self, part: HeldOut, load: _Load, name: str = "train", dataset: Any = None) -> EvalLoader:
+    def _held_out(self, part: HeldOut, loading: Loading, name: str = "train", dataset: Any = None) -> EvalLoader:
         """Returns the batches of some rows, each in the scheme of its client."""
         dataset = self.loaded.datasets.train if dataset is None else dataset
-        loader = load(Subset(dataset, part.rows.tolist()))
+        loader = self._set(Subset(dataset, part.rows.tolist()), loading)
         if self.skew is None:
             return loader
         draws = self.skew.draws(name, len(dataset))[torch.from_numpy(part.rows)]

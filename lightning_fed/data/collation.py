@@ -27,6 +27,11 @@ class Loading:
     num_workers: int = 0
     worker_init_fn: Callable[[int], Any] | None = None
 
+    @property
+    def workers(self) -> dict[str, Any]:
+        """Options of a data loader whose workers see the data set as it is when a pass begins, and end with it."""
+        return {"num_workers": self.num_workers, "worker_init_fn": self.worker_init_fn}
+
     def changed(self, **options: Any) -> Self:
         """Returns a copy with the given options, except those that are None."""
         return replace(self, **{name: value for name, value in options.items() if value is not None})
@@ -87,7 +92,6 @@ class CheckedCollate:
         self.collate = default_collate if collate is None else collate
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Makes a batch."""
         try:
             return self.collate(samples)
         except FederatedError:

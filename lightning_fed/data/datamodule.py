@@ -13,23 +13,24 @@ from torch.utils.data import DataLoader
 
 from lightning_fed.core.display.shown import ShownInNotebooks
 from lightning_fed.core.seeding import run_seed
+from lightning_fed.core.user_code import overrides
 from lightning_fed.data.adapters.containers import DEFAULT_CLIENTS, ClientDatasets
 from lightning_fed.data.adapters.modules import SourceModule, expect_source
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource
 from lightning_fed.data.client_data import ClientData
 from lightning_fed.data.collation import Collate, Loading
-from lightning_fed.data.evaluation import eval_loader
 from lightning_fed.data.holdout import Division, DivisionOptions, ValSplit
 from lightning_fed.data.inspection import AnyDataset
-from lightning_fed.data.label_statistics import label_statistics
 from lightning_fed.data.loading import Datasets, LoadedData
 from lightning_fed.data.partitioners import IID, ByUser, Partitioner
 from lightning_fed.data.skews import FeatureSkew
-from lightning_fed.data.sources import BatchSource, EvalLoaders, SetBatches
-from lightning_fed.data.split import Split
-from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.data.sources import BatchSource, EvalLoaders
+from lightning_fed.data.split import Split, label_statistics
+from lightning_fed.errors import FederatedError, expect, expect_count
 
 __all__ = ["FederatedDataModule"]
+
+_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class FederatedDataModule(LightningDataModule, ShownInNotebooks):
@@ -117,7 +118,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         self.in_memory, self.augmentation, self.skew = in_memory, augmentation, skew
         self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets, users)
         self._loaded: LoadedData | None = None
-        self._divided: ClientData | None = None
+        self._clients: ClientData | None = None
         self._source_loading = Loading()
         self.source, self.targets_are_labels = source, class_labels
         self._source = None if source is None else SourceModule(source, self._context, class_labels is not False)
@@ -125,7 +126,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
             self.batch_size, self.num_workers = batch_size or Loading.batch_size, num_workers or 0
         else:
             self.prepare_data_per_node = self._source.module.prepare_data_per_node
-            vars(self).update(self._source.transfers())
+            vars(self).update({hook: getattr(source, hook) for hook in _TRANSFERS if overrides(source, hook)})
 
     def load_datasets(self) -> Datasets:
         """Returns the data sets; override it (or subclass ``BundledDataModule``) to bring your own."""
@@ -152,15 +153,14 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         if self._source is not None and stage not in (None, "fit"):
             self._source.set_up(stage)
         else:
-            self._divide()
+            self._client_data()
 
     def teardown(self, stage: str) -> None:
         """Tears the source down, and forgets the data that this may have removed."""
         if self._source is not None and self._source.tear_down(stage):
-            self._loaded = self._divided = None
+            self._loaded = self._clients = None
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tells the source of a failure."""
         if self.source is not None:
             self.source.on_exception(exception)
 
@@ -182,42 +182,45 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         given = {name: getattr(self, name) for name in ("batch_size", "num_workers", "collate_fn", "drop_last")}
         return self._source_loading.changed(**given)
 
+    @property
+    def _eval_loading(self) -> Loading:
+        return self.loading.changed(batch_size=self.eval_batch_size, drop_last=False)
+
     def identity(self) -> list[str]:
         """Describes the clients beyond their row numbers, for ``split_hash``."""
         # Only the source counts if there is one: the class around it depends on how the data were given.
         parts = (self, self._given[0]) if self.source is None else (self.source,)
         names = " ".join(type(part).__name__ for part in parts if part is not None)
-        return [f"{names}, {self._load().num_samples} samples", *self._divide().identity(self.skew)]
+        return [f"{names}, {self._load().num_samples} samples", *self._client_data().identity(self.skew)]
 
     def train_source(self) -> BatchSource:
         """Returns the source of the clients' training batches."""
-        source = self._divide().source(self.split, self.loading)
+        source = self._client_data().source(self.split, self.loading)
         return source if self.augmentation is None else AugmentedSource(source, self.augmentation)
 
     @contextmanager
     def training_on(self, split: Split) -> Iterator[None]:
         """Lets clients train on other samples within the block; what is held out stays the same."""
-        divided = self._divide()
-        self._divided = replace(divided, division=replace(divided.division, split=split), hash=None)
+        divided = self._client_data()
+        self._clients = replace(divided, division=replace(divided.division, split=split), hash=None)
         try:
             yield
         finally:
-            self._divided = divided
+            self._clients = divided
 
     def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
         """Returns the batches of each client's held-out samples, else of those that ``part`` has of its users."""
-        loading = self.loading.changed(batch_size=self.eval_batch_size, drop_last=False)
-        return self._divide().held_out_source(part, loading)
+        return self._client_data().held_out_source(part, self._eval_loading)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Returns the training data of all clients together, shuffled, for a centralised baseline."""
-        return self._divide().pooled(self.loading, self.augmentation)
+        return self._client_data().pooled(self.loading, self.augmentation)
 
     def val_dataloader(self) -> EvalLoaders:
         """Returns the batches of the validation set, an empty list when there is none."""
         if self._source is not None and self.val_fraction == 0:
             return self._source.loaders("val")
-        return self._divide().val_batches(self._eval_loader, self.held_out.val_split == "per_client")
+        return self._client_data().val_batches(self._eval_loading, self.held_out.val_split == "per_client")
 
     def test_dataloader(self) -> EvalLoaders:
         """Returns the batches of the test set, by name if there are several, an empty list when there is none.
@@ -228,7 +231,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         central = None if self._source is None else self._source.loaders("test")
         if central is not None and not (self.held_out.unseen_clients or self.held_out.client_test_fraction):
             return central
-        return self._divide().test_batches(self._eval_loader, central)
+        return self._client_data().test_batches(self._eval_loading, central)
 
     def predict_dataloader(self) -> EvalLoaders:
         """Returns the batches to predict: those of the predict set if there is one, else of the test set."""
@@ -237,7 +240,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         predict = self._load().datasets.predict
         if predict is None:
             return self.test_dataloader()
-        return self._divide().set_batches("predict", predict, self._eval_loader)
+        return self._client_data().set_batches("predict", predict, self._eval_loading)
 
     @property
     def num_classes(self) -> int | None:
@@ -271,7 +274,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     @property
     def labels(self) -> npt.NDArray[Any] | None:
         """The training labels that the model sees, shape (samples,), None when the targets are not class labels."""
-        return self._divide().labels
+        return self._client_data().labels
 
     @property
     def memory(self) -> int | None:
@@ -281,7 +284,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     @property
     def division(self) -> Division:
         """What each client trains on and what is held out."""
-        return self._divide().division
+        return self._client_data().division
 
     @property
     def split(self) -> Split:
@@ -295,7 +298,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         Equal hashes mean data of the same class, size and targets, and equal splits, held-out sets, drawn users and
         feature skews. Inputs are not read for it; where and how they are stored does not matter.
         """
-        divided = self._divide()
+        divided = self._client_data()
         if divided.hash is None:  # asked for with every checkpoint
             parts = [divided.division.hash(), *self.identity()]
             divided.hash = hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -319,8 +322,11 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
                 self.prepare_data()
             datasets = self.load_datasets().readable(self.targets_are_labels)
             own_val = None if self._source is None else self._source.loaders("val")
-            if datasets.val is not None or own_val:
-                self.held_out.expect_no_val_fraction()
+            expect(
+                self.val_fraction == 0 or (datasets.val is None and not own_val),
+                f"Expected either `--data.val_dataset` or `--data.val_fraction`, got both ({self.val_fraction}): set "
+                "`--data.val_fraction 0` to keep the validation set.",
+            )
             self._loaded = LoadedData.of(datasets, self.in_memory and self.loading.collate_fn is None)
         return self._loaded
 
@@ -335,14 +341,11 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     def _context(self) -> tuple[Any, int]:
         return self.trainer, self._seed()
 
-    def _divide(self) -> ClientData:
+    def _client_data(self) -> ClientData:
         loaded, seed = self._load(), self._seed()
-        if self._divided is None or self._divided.division.seed != seed:
+        if self._clients is None or self._clients.division.seed != seed:
             partitioner, num_clients, train = self.partitioner, self.num_clients, loaded.datasets.train
             if self._may_come_split and isinstance(train, ClientDatasets):
                 partitioner, num_clients = ByUser(), train.count(num_clients)
-            self._divided = ClientData.of(loaded, self.held_out, partitioner, num_clients, seed, self.skew)
-        return self._divided
-
-    def _eval_loader(self, dataset: AnyDataset) -> SetBatches:
-        return eval_loader(dataset, self.eval_batch_size, self.in_memory, self.loading)
+            self._clients = ClientData.of(loaded, self.held_out, partitioner, num_clients, seed, self.skew)
+        return self._clients

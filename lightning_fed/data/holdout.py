@@ -14,7 +14,7 @@ from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError, expect_choice, expect_number, is_count, is_number
 
 __all__ = [
-    "CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "divide", "divide_by_user", "own_samples",
+    "CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "divide", "unseen_users", "own_samples",
 ]  # fmt: skip
 
 ValSplit: TypeAlias = Literal["central", "per_client"]
@@ -51,14 +51,6 @@ class DivisionOptions:
                 f"{self.val_fraction} and {self.client_test_fraction}."
             )
 
-    def expect_no_val_fraction(self) -> None:
-        """Refuses to hold samples out for validation where the data have a validation set."""
-        if self.val_fraction > 0:
-            raise FederatedError(
-                f"Expected either `--data.val_dataset` or `--data.val_fraction`, got both ({self.val_fraction}): set "
-                "`--data.val_fraction 0` to keep the validation set."
-            )
-
     def count_unseen(self, num_clients: int) -> int:
         """Returns how many of the clients are held out."""
         unseen = self.unseen_clients
@@ -86,7 +78,6 @@ class HeldOut:
     owners: _Rows
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.rows)
 
 
@@ -164,8 +155,9 @@ def divide(
     central = options.val_fraction if options.val_split == "central" else 0.0
     before = num_unseen == 0 and partitioner.reads != "users"
     is_val = _share_of(num_samples, central if before else 0.0, seed)
-    split = Split.by(partitioner, values, np.flatnonzero(~is_val), num_clients, seed)
-    val = np.flatnonzero(is_val)
+    rows, val = np.flatnonzero(~is_val), np.flatnonzero(is_val)
+    split = Split.of(partitioner(None if values is None else values[rows], len(rows), num_clients, seed))
+    split = Split(rows[split.index], split.offsets)
     split, numbers, unseen = _hold_out_clients(split, num_unseen, seed)
     if not before:
         is_val = _share_of(len(split.index), central, seed)
@@ -232,7 +224,7 @@ def _hold_out_within(split: Split, options: DivisionOptions, seed: int) -> tuple
     return split.keep(~(is_test | is_val)), test, val
 
 
-def divide_by_user(
+def unseen_users(
     dataset: Any, given: Any, users: npt.NDArray[Any] | None, division: Division
 ) -> tuple[_Rows, HeldOut] | None:
     """Separates the test samples of unseen users, who have no training samples at clients that train.

@@ -16,8 +16,8 @@ from lightning_fed.errors import FederatedError
 
 __all__ = [
     "TARGET_NAMES", "AnyDataset", "Conversion", "Tensors", "as_targets", "expect_one_meaning", "find_class_lists",
-    "find_conversion", "find_targets", "find_tensors", "find_users", "first_input", "length", "map_tensors",
-    "name_kind",
+    "find_conversion", "find_targets", "find_tensors", "find_users", "first_input", "first_part", "length",
+    "map_tensors", "name_kind",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -116,12 +116,15 @@ def find_users(dataset: AnyDataset) -> npt.NDArray[Any] | None:
 def first_input(dataset: AnyDataset) -> Any:
     """Returns the first part of the first sample, None when it has none."""
     with isolated_streams(0):
-        sample = dataset[0]
+        return first_part(dataset[0])
+
+
+def first_part(sample: Any) -> Any:
+    """Returns the first part of a sample or a batch, or what it is if it has no parts."""
     if isinstance(sample, Mapping):
-        sample = next(iter(sample.values()), None)
-    elif isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample):
-        sample = sample[0]
-    return sample
+        return next(iter(sample.values()), None)
+    has_parts = isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample)
+    return sample[0] if has_parts else sample
 
 
 def _find(dataset: AnyDataset, attributes: Sequence[str], names: Sequence[str]) -> npt.NDArray[Any] | None:

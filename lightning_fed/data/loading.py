@@ -90,13 +90,15 @@ class LoadedData:
         tensors: Tensors whose row i is training sample i, None when samples must be read one by one.
         targets: One target per training sample, shape (num_samples,), None when there are none.
         users: The user of each training sample, shape (num_samples,), None when they are unknown.
+        in_memory: Whether data sets that hold tensors are read without a data loader.
     """
 
     datasets: Datasets
     num_samples: int
     tensors: Tensors | None
     targets: npt.NDArray[Any] | None
-    users: npt.NDArray[Any] | None = None
+    users: npt.NDArray[Any] | None
+    in_memory: bool
 
     @classmethod
     def of(cls, datasets: Datasets, in_memory: bool) -> "LoadedData":
@@ -104,7 +106,7 @@ class LoadedData:
         num_samples = length(datasets.train, "--data.train_dataset")
         tensors = find_tensors(datasets.train) if in_memory else None
         targets, users = _given(datasets, "targets", num_samples), _given(datasets, "users", num_samples)
-        loaded = cls(datasets, num_samples, tensors, targets, users)
+        loaded = cls(datasets, num_samples, tensors, targets, users, in_memory)
         loaded._check_labels()
         return loaded
 

@@ -1,6 +1,6 @@
-"""Batches of one client at a time, without a data loader or a copy of the data per client."""
+"""Batches of one client at a time, and of central sets, without a data loader or a copy of the data per client."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -14,14 +14,14 @@ from typing_extensions import Self
 
 from lightning_fed.core.devices import data_to
 from lightning_fed.core.user_code import Held
-from lightning_fed.data.collation import CheckedCollate, Collate, Requests, SeededReads, close_workers
-from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, map_tensors
+from lightning_fed.data.collation import CheckedCollate, Loading, Requests, SeededReads, close_workers
+from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, length, map_tensors
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "LoaderSource", "SetBatches", "TensorSource",
-    "WrappedSource", "map_inputs",
+    "BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "JoinedBatches", "LoaderSource", "SetBatches",
+    "TensorSource", "WrappedSource", "map_inputs", "num_samples",
 ]  # fmt: skip
 
 
@@ -79,7 +79,7 @@ class TensorSource:
         convert: Conversion | None = None,
         drop_last: bool = False,
     ) -> None:
-        self.sizes = _trained_sizes(split, batch_size, drop_last)
+        self.sizes = split.trained_sizes(batch_size, drop_last)
         self.batch_size, self.drop_last = batch_size, drop_last
         self._tensors, self._convert = tensors, convert
         self._index, self._offsets = torch.from_numpy(split.index), split.offsets
@@ -114,10 +114,7 @@ class TensorSource:
     def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
         """Returns the arguments of ``gather`` for a client's epoch: a number for each sample, on the CPU.
 
-        Args:
-            client: As in ``batches``.
-            order: As in ``batches``; changed in place.
-            seed: As in ``batches``.
+        They are as in ``batches``; ``order`` is changed in place.
         """
         return (order.add_(int(self._offsets[client])),)
 
@@ -139,28 +136,15 @@ class LoaderSource:
     What is random in reading a sample depends only on the seed and the batch's number, not on earlier clients or the
     number of workers. Workers live on from client to client; they start anew, with the data set as it is then, once it
     has changed, or in each round if it holds too much to be compared. You can read only one client's batches at a time.
-    The options are those of ``Loading``.
     """
 
     reads_are_seeded = True
 
-    def __init__(
-        self,
-        dataset: AnyDataset,
-        split: Split,
-        batch_size: int,
-        num_workers: int = 0,
-        collate_fn: Collate | None = None,
-        drop_last: bool = False,
-        worker_init_fn: Callable[[int], Any] | None = None,
-    ) -> None:
-        self.sizes = _trained_sizes(split, batch_size, drop_last)
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self._dataset = dataset
-        self._split = split
-        self._collate = CheckedCollate(collate_fn)
-        self._workers: dict[str, Any] = {"num_workers": num_workers, "worker_init_fn": worker_init_fn}
+    def __init__(self, dataset: AnyDataset, split: Split, loading: Loading) -> None:
+        self.batch_size, self.drop_last = loading.batch_size, loading.drop_last
+        self.sizes = split.trained_sizes(self.batch_size, self.drop_last)
+        self._dataset, self._split, self._loading = dataset, split, loading
+        self._collate = CheckedCollate(loading.collate_fn)
         self._device = torch.device("cpu")
         self._requests = Requests()
         self._loader: DataLoader[Any] | None = None
@@ -185,7 +169,7 @@ class LoaderSource:
             self.close()
         if self._loader is None:
             self._loader = self._build_loader()
-            self._held = Held(self._dataset, self._collate) if self._workers["num_workers"] else None
+            self._held = Held(self._dataset, self._collate) if self._loading.num_workers else None
         start, end = self._split.offsets[client], self._split.offsets[client + 1]
         rows = self._split.index[start:end][order.numpy()].tolist()
         size = batch_size or self.batch_size
@@ -202,11 +186,11 @@ class LoaderSource:
             SeededReads(self._dataset, self._collate),
             batch_sampler=self._requests,  # type: ignore[arg-type]  # batches carry a seed besides row numbers
             collate_fn=self._collate,
-            persistent_workers=self._workers["num_workers"] > 0,
+            persistent_workers=self._loading.num_workers > 0,
             pin_memory=self._device.type == "cuda",
             # A loader without its own generator draws from torch's global stream in each pass.
             generator=torch.Generator(),
-            **self._workers,
+            **self._loading.workers,
         )
 
 
@@ -269,7 +253,6 @@ class EvalBatches:
         self.num_samples = len(next(iter(tensors.values())) if isinstance(tensors, dict) else tensors[0])
 
     def __len__(self) -> int:
-        """Number of batches."""
         return -(-self.num_samples // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -284,6 +267,41 @@ class EvalBatches:
 
 
 SetBatches: TypeAlias = EvalBatches | DataLoader[Any]
+
+
+class JoinedBatches:
+    """The batches of several sets, one set after the other; the last batch of each may be short."""
+
+    def __init__(self, loaders: Sequence[EvalLoader]) -> None:
+        self._loaders = list(loaders)
+        self._device: torch.device | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all sets together."""
+        return sum(map(num_samples, self._loaders))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._loaders))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the batches of the sets as they are."""
+        for loader in self._loaders:
+            for batch in loader:
+                yield move_data_to_device(batch, self._device) if self._device is not None else batch
+
+    def to(self, device: torch.device | str) -> Self:
+        """Makes batches arrive on a device; returns itself."""
+        self._device = torch.device(device)
+        for loader in self._loaders:
+            if hasattr(loader, "to"):  # a data loader's batches move one by one
+                loader.to(device)
+        return self
+
+
+def num_samples(loader: Any) -> int:
+    """Returns the number of samples of a central set, also if a data loader reads it."""
+    return int(loader.num_samples) if hasattr(loader, "num_samples") else length(loader.dataset, "--data")
 
 
 def map_inputs(batch: Any, function: Conversion) -> Any:
@@ -307,16 +325,3 @@ def _batch(tensors: Tensors, take: Conversion, convert: Conversion | None) -> An
     parts = map_tensors(tensors, take)
     batch = parts if isinstance(parts, dict) else list(parts)
     return batch if convert is None else map_inputs(batch, convert)
-
-
-def _trained_sizes(split: Split, batch_size: int, drop_last: bool) -> npt.NDArray[np.int64]:
-    """Returns the samples of each client, shape (clients,); 0 for those that ``drop_last`` leaves without a batch."""
-    sizes = split.sizes
-    if not drop_last:
-        return sizes
-    if sizes.max() < batch_size:
-        raise FederatedError(
-            f"Expected a client with {batch_size} samples, a whole batch, for `--data.drop_last true`, got at most "
-            f"{sizes.max()}: lower `--data.batch_size` or `--data.num_clients`."
-        )
-    return np.where(sizes < batch_size, 0, sizes)

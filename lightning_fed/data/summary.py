@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.data.evaluation import num_samples
-from lightning_fed.data.label_statistics import count_labels
-from lightning_fed.data.sources import BatchSource, EvalLoader
-from lightning_fed.data.split import Split
+from lightning_fed.data.inspection import first_part
+from lightning_fed.data.sources import BatchSource, EvalLoader, num_samples
+from lightning_fed.data.split import Split, count_labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,13 +174,10 @@ def choose_samples(split: Split, labels: npt.NDArray[Any] | None, client: int, c
 
 def images_of(batch: Any) -> Tensor | None:
     """Returns the images of a batch, shape (B, C, H, W), float32 on the CPU; None if its first part is none."""
-    if isinstance(batch, Mapping):
-        batch = next(iter(batch.values()), None)
-    elif isinstance(batch, Sequence) and len(batch):
-        batch = batch[0]
-    if not isinstance(batch, Tensor) or batch.ndim != 4 or batch.dtype == torch.int64 or min(batch.shape) == 0:
+    images = first_part(batch)
+    if not isinstance(images, Tensor) or images.ndim != 4 or images.dtype == torch.int64 or min(images.shape) == 0:
         return None
-    return batch.detach().to("cpu", torch.float32)
+    return images.detach().to("cpu", torch.float32)
 
 
 def image_table(

@@ -88,7 +88,7 @@ def html(shown: Any) -> str:
 
 
 def _data(data: FederatedDataModule) -> Iterator[str]:
-    name, divided = type(data.source or data).__name__, data._divided
+    name, divided = type(data.source or data).__name__, data._clients
     if divided is None or divided.division.seed != data._seed():
         yield f"<p><b>{name}</b>: call <code>setup()</code> to load the data and to see how they are split.</p>"
         return

@@ -76,7 +76,7 @@ def test_the_gap_is_over_held_out_samples_at_the_new_model_and_at_the_clients_ow
 
     rule, given, ends = Keeps(0.2), data(), dict[int, torch.Tensor]()
     trainer = train(tmp_path, rule, rounds=1, given=given, engine=engine, precision="64-true")
-    held, samples, gaps = given._divide().held_out_split("val"), points(42), []
+    held, samples, gaps = given._client_data().held_out_split("val"), points(42), []
     for client in (0, 1, 3):
         rows = held.index[held.offsets[client] : held.offsets[client + 1]]
         x, y = (tensor[rows] for tensor in samples.tensors)

@@ -162,8 +162,8 @@ def test_held_out_and_client_samples_are_the_training_set(module: tuple[str, Fed
 def test_both_sources_give_the_same_batches(module: tuple[str, FederatedDataModule]) -> None:
     _, data = module
     fast = data.train_source()
-    slow: BatchSource = LoaderSource(data.load_datasets().train, data.split, data.batch_size)
-    divided = data._divide()
+    slow: BatchSource = LoaderSource(data.load_datasets().train, data.split, data.loading)
+    divided = data._client_data()
     if divided.skew is not None:
         slow = SkewedSource(slow, data.split, divided.training_rows(divided.skew))
     for client in (0, 7):

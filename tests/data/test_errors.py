@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from lightning_fed.data import MNIST, Digits, FashionMNIST, FederatedDataModule
-from lightning_fed.data.readers.images import read_idx
+from lightning_fed.data.datasets.mnist import read_idx
 from lightning_fed.errors import FederatedError
 from tests.official_files import idx
 

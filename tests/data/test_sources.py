@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from lightning_fed.data import BatchSource, FederatedDataModule, Split, TensorSource
+from lightning_fed.data.collation import Loading
 from lightning_fed.data.sources import EvalBatches, LoaderSource
 from lightning_fed.errors import FederatedError
 from tests.parts import OneByOne, same
@@ -104,7 +105,7 @@ def test_every_sample_once_and_the_last_short_batch_kept(sizes: list[int], batch
     ends = np.cumsum([0, *sizes])
     split = Split.of([np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)])
     generator = torch.Generator().manual_seed(seed)
-    pair = (TensorSource((values,), split, batch_size), LoaderSource(TensorDataset(values), split, batch_size))
+    pair = (TensorSource((values,), split, batch_size), LoaderSource(TensorDataset(values), split, Loading(batch_size)))
     for client, size in enumerate(sizes):
         order = torch.randperm(size, generator=generator)
         fast, slow = ([batch[0].tolist() for batch in source.batches(client, order, seed)] for source in pair)

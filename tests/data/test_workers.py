@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_fed.callbacks.diagnostics import ClientEvaluation
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.collation import Loading
 from lightning_fed.data.sources import LoaderSource
 from lightning_fed.data.split import Split
 from tests.parts import CLASSES, FEATURES, Classifier, built, federated_trainer
@@ -108,7 +109,8 @@ def test_workers_live_on_while_the_data_set_stays_the_same(monkeypatch: pytest.M
     started: list[Any] = []
     original = multiprocessing.Process.start
     monkeypatch.setattr(multiprocessing.Process, "start", lambda self: (started.append(self), original(self))[1])
-    source = LoaderSource(list(zip(torch.zeros(8, 2), range(8), strict=True)), Split.of([np.arange(4)] * 2), 2, 1)  # type: ignore[arg-type]
+    samples: Any = list(zip(torch.zeros(8, 2), range(8), strict=True))
+    source = LoaderSource(samples, Split.of([np.arange(4)] * 2), Loading(2, num_workers=1))
     for round in range(3):
         source.close(unsure=True)
         for client in (0, 1):
@@ -237,7 +239,7 @@ def test_a_resumed_run_draws_the_same_from_generators_of_the_data(tmp_path: Path
 def test_draws_of_a_held_generator_do_not_depend_on_other_clients_or_workers() -> None:
     def read(num_workers: int, *clients: int) -> list[Any]:
         split = Split.of([np.arange(8), np.arange(8, 24)])
-        source = LoaderSource(Draws("RandomState"), split, 4, num_workers)
+        source = LoaderSource(Draws("RandomState"), split, Loading(4, num_workers=num_workers))
         read = [[batch[0] for batch in source.batches(client, torch.arange(8), seed=client)] for client in clients]
         source.close()
         return read[-1]

@@ -210,7 +210,7 @@ def test_losses_are_where_and_over_what_the_rule_says(
     assert torch.equal(runs[0].weights, runs[1].weights)
     assert torch.equal(torch.stack(ends.found), torch.stack(plain_ends.found)), "the client's model when it has entered"
     assert runs[0].logged_metrics["seen"] == runs[1].logged_metrics["seen"]
-    split = data.split if over == "train" else data._divide().held_out_split("val")
+    split = data.split if over == "train" else data._client_data().held_out_split("val")
     count = int(split.sizes.sum())
     once = runs[1].totals["samples"] + count * 4
     assert runs[0].totals["gradients"] == once, "a pass for each round, and one after it"

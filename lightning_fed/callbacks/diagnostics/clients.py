@@ -14,7 +14,7 @@ from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.core.updates import Cohort, Update
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.data.label_statistics import count_labels
+from lightning_fed.data.split import count_labels
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.clients import summarize_clients
 from lightning_fed.runs.statistics import Goal, known_goal

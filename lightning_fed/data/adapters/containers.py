@@ -80,7 +80,6 @@ class ClientDatasets(Dataset[Any]):
         return self.num_clients
 
     def __len__(self) -> int:
-        """Samples of all clients together."""
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Any:
@@ -166,11 +165,9 @@ class Columns(Dataset[Any]):
         self.tensors = self._columns if numbers else None
 
     def __len__(self) -> int:
-        """Number of rows."""
         return len(next(iter(self._columns.values())))
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a row by its number, or a column by its name."""
         if isinstance(index, str):
             return self._columns[index]
         return {name: values[index] for name, values in self._columns.items()}

@@ -30,7 +30,6 @@ __all__ = ["GivenLoaders", "SourceModule", "expect_source", "is_datamodule", "re
 
 EvalStage: TypeAlias = Literal["val", "test", "predict"]
 _STAGES = {"val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
-_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _PLAIN = (SequentialSampler, RandomSampler)
 
 
@@ -190,10 +189,6 @@ class SourceModule:
         self._train: Any = None
         self._prepared = False
         self._stages: set[str] = set()
-
-    def transfers(self) -> dict[str, Callable[..., Any]]:
-        """Returns the hooks with which the module moves batches, by name; only those that it overrides."""
-        return {hook: getattr(self.module, hook) for hook in _TRANSFERS if overrides(self.module, hook)}
 
     def prepare(self) -> None:
         """Prepares the data in this process."""

@@ -150,7 +150,6 @@ class SpuriousMNIST(MNIST):
         return [*super().identity(), *map(str, spoiled), *shuffled]
 
     def load_datasets(self) -> Datasets:
-        """Reads both parts, and adds the misleading features."""
         (images, labels), (test_images, test_labels) = (self.read(train) for train in (True, False))
         rows = numpy_generator_for(self._seed(), Purpose.SKEW, _ROWS).permutation(len(images))
         chosen = torch.from_numpy(rows[: self.count * self.samples_per_client])

@@ -12,7 +12,7 @@ from lightning_fed.data.datasets.bundled import BundledDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.readers.array_files import SUFFIXES, ArrayFile, Layout, as_inputs, as_labels, as_numbers
 from lightning_fed.data.readers.folders import data_folder
-from lightning_fed.errors import FederatedError, expect_choice
+from lightning_fed.errors import FederatedError, expect, expect_choice
 
 __all__ = ["Arrays"]
 
@@ -62,8 +62,7 @@ class Arrays(BundledDataModule):
     ) -> None:
         super().__init__(**kwargs)
         expect_choice("--data.layout", layout, get_args(Layout))
-        if std is not None and not bool((torch.tensor(std) > 0).all()):
-            raise FederatedError(f"Expected `--data.std` to be above 0, got {std}.")
+        expect(std is None or (torch.tensor(std) > 0).all(), f"Expected `--data.std` to be above 0, got {std}.")
         self.path, self.root = path, root
         self._chosen = {
             "x_train": x_train, "y_train": y_train, "x_val": x_val, "y_val": y_val, "x_test": x_test, "y_test": y_test,
@@ -72,7 +71,6 @@ class Arrays(BundledDataModule):
         self._input_options: dict[str, Any] = {"layout": layout, "scale": scale, "mean": mean, "std": std}
 
     def load_datasets(self) -> Datasets:
-        """Reads the arrays."""
         files: dict[Path, ArrayFile] = {}
         train = self._dataset("train", files)
         sets: dict[str, Any] = {part: self._dataset(part, files) for part in ("val", "test") if self._has(part, files)}
@@ -131,11 +129,8 @@ class Arrays(BundledDataModule):
                 )
             return self._file(self.path, "path", files), given
         file = self._file(given, option, files)
-        if len(file.names) != 1:
-            raise FederatedError(
-                f"Expected one array in {file.path}, which holds {file.listing()}: write "
-                f"`--data.{option} {given}:NAME`."
-            )
+        held = f"one array in {file.path}, which holds {file.listing()}"
+        expect(len(file.names) == 1, f"Expected {held}: write `--data.{option} {given}:NAME`.")
         return file, file.names[0]
 
     def _file(self, path: str | os.PathLike[str], option: str, files: dict[Path, ArrayFile]) -> ArrayFile:

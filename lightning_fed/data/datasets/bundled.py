@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -12,10 +12,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.inspection import AnyDataset
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import ByUser, Partitioner
 from lightning_fed.data.readers.folders import data_folder, fetch_whole, found_none
 from lightning_fed.data.readers.images import Normalisation, Storage, image_dataset
+from lightning_fed.data.readers.leaf import UserSamples, known_and_unseen
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 
 __all__ = ["BundledDataModule", "ImageDataModule", "UserDataModule"]
@@ -103,7 +105,6 @@ class ImageDataModule(BundledDataModule, ABC):
             fetch_whole(self.data_root, self.folder, self.fetch)
 
     def load_datasets(self) -> Datasets:
-        """Reads both parts."""
         normalisation = Normalisation(self.pixel_mean, self.pixel_std)
         train, test = (image_dataset(*self.read(part), normalisation, self.storage) for part in (True, False))
         names = tuple(self.names())
@@ -173,7 +174,6 @@ class UserDataModule(BundledDataModule, ABC):
         return place
 
     def identity(self) -> list[str]:
-        """Adds which users were drawn."""
         return [*super().identity(), f"{self.num_users} of the users, {self.num_clients} clients, {self.draw_seed}"]
 
     def test_sets(self, known: Any, unseen: Any, users: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -192,6 +192,18 @@ class UserDataModule(BundledDataModule, ABC):
             )
         single = list(sets) == ["test"]
         return {"test": sets["test"] if single else sets or None, "test_users": users if single else None}
+
+    def of_users(
+        self, train: UserSamples, test: UserSamples | None, make: Callable[[UserSamples], AnyDataset], **facts: Any
+    ) -> Datasets:
+        """Returns the samples of the drawn users, each set made by ``make``; ``facts`` are options of ``Datasets``."""
+        chosen = train.of(self.draw(len(train.names)))
+        tests: dict[str, Any] = {}
+        if test is not None:
+            rows, places, others = known_and_unseen(test.names, train.names, chosen.names)
+            known = test.of(rows)
+            tests = self.test_sets(make(known), make(test.of(others)), places[known.users])
+        return Datasets(make(chosen), **tests, users=chosen.users, **facts)
 
     def draw(self, available: int) -> npt.NDArray[np.int64]:
         """Returns which of the users take part, ascending indices in [0, available)."""

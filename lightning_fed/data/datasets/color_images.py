@@ -1,27 +1,22 @@
 """CIFAR-10 and CIFAR-100, read by torchvision from Python batches, and TinyImageNet, from its folders of files."""
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fed.core.files import open_regular
 from lightning_fed.data.datasets.bundled import ImageDataModule
-from lightning_fed.data.readers.folders import cached_tensors, fingerprint_of
-from lightning_fed.errors import FederatedError
+from lightning_fed.data.readers.images import read_images
+from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["CIFAR10", "CIFAR100", "TinyImageNet"]
 
 _URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-_SIDE = 64
 
 
 class CIFAR10(ImageDataModule):
@@ -39,7 +34,6 @@ class CIFAR10(ImageDataModule):
     pixel_std = (0.2470, 0.2435, 0.2616)
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Reads the training or the test batches."""
         if (mistake := self._find_mistake()) is not None:
             raise mistake
         dataset = self._reader(self.data_root, train=train)
@@ -48,7 +42,6 @@ class CIFAR10(ImageDataModule):
         return images.contiguous(), torch.tensor(dataset.targets, dtype=torch.int64)
 
     def names(self) -> list[str]:
-        """Returns the names of the classes, as the file of names lists them."""
         return self._names
 
     def is_complete(self) -> bool:
@@ -56,7 +49,6 @@ class CIFAR10(ImageDataModule):
         return self._find_mistake() is None
 
     def fetch(self, root: Path) -> None:
-        """Downloads the batches with torchvision."""
         self._reader(root, download=True)
 
     @property
@@ -118,11 +110,10 @@ class TinyImageNet(ImageDataModule):
         self.cache_dir = cache_dir
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Decodes the training or the validation images, or reads them from the cache."""
         ids = self._ids()
         paths, labels = self._training_files(ids) if train else self._validation_files(ids)
-        file = self._cache_file("train" if train else "val")
-        (images,) = cached_tensors(file, fingerprint_of(paths, self.place), lambda: [_decode_all(paths, self.advice)])
+        cache = f"{self.folder}-{'train' if train else 'val'}"
+        images = read_images(paths, self.place, cache, self.cache_dir, 64, self.advice)
         return images, torch.tensor(labels, dtype=torch.int64)
 
     def names(self) -> list[str]:
@@ -133,22 +124,13 @@ class TinyImageNet(ImageDataModule):
         return [words.get(name, name).split(",")[0].strip() for name in self._ids()]
 
     def is_complete(self) -> bool:
-        """Whether the lists and a folder of images for each class are there."""
         lists = [self.place / "wnids.txt", self.place / "val" / "val_annotations.txt"]
         return all(path.is_file() for path in lists) and all(self._images_of(name).is_dir() for name in self._ids())
 
     def fetch(self, root: Path) -> None:
-        """Downloads and unpacks the archive."""
         from torchvision.datasets.utils import download_and_extract_archive
 
         download_and_extract_archive(_URL, root, md5=_MD5, remove_finished=True)
-
-    def _cache_file(self, part: str) -> Path:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_fed"
-        folder = folder if self.cache_dir is None else Path(self.cache_dir).expanduser()
-        # With the path in its name, so that two copies of the data set do not overwrite each other's cache.
-        place = hashlib.sha256(str(self.place.resolve()).encode()).hexdigest()[:12]
-        return folder / f"{self.folder}-{part}-{place}.pt"
 
     def _text(self, path: Path) -> str:
         if not path.is_file():
@@ -159,8 +141,7 @@ class TinyImageNet(ImageDataModule):
         """Reads the classes' ids, sorted."""
         path = self.place / "wnids.txt"
         ids = sorted(set(self._text(path).split()))
-        if not ids:
-            raise FederatedError(f"Expected the file {path} to list the ids of 200 classes, got none; {self.advice}.")
+        expect(ids, f"Expected the file {path} to list the ids of 200 classes, got none; {self.advice}.")
         return ids
 
     def _images_of(self, name: str) -> Path:
@@ -200,32 +181,5 @@ class TinyImageNet(ImageDataModule):
             labels.append(label_of[name])
             if not paths[-1].is_file():
                 raise self.missing(paths[-1])
-        if not paths:
-            raise FederatedError(f"Expected the file {path} to list the validation images, got none; {self.advice}.")
+        expect(paths, f"Expected the file {path} to list the validation images, got none; {self.advice}.")
         return paths, labels
-
-
-def _decode_all(paths: Sequence[Path], advice: str) -> Tensor:
-    """Decodes JPEG files into uint8 of shape (N, 3, 64, 64); in threads, as decoding releases Python's lock."""
-    images = torch.empty(len(paths), 3, _SIDE, _SIDE, dtype=torch.uint8)
-    with ThreadPoolExecutor() as pool:
-        for row, image in enumerate(pool.map(lambda path: _decode(path, advice), paths)):
-            images[row] = image
-    return images
-
-
-def _decode(path: Path, advice: str) -> Tensor:
-    """Decodes one file into uint8 of shape (3, 64, 64); a grey image has three equal channels."""
-    from PIL import Image
-
-    try:
-        with open_regular(path) as file, Image.open(file) as image:
-            pixels = np.array(image.convert("RGB"))
-    except Exception as error:  # PIL has many
-        raise FederatedError(f"The file {path} is not a sound JPEG image ({error}); {advice}.") from error
-    if pixels.shape != (_SIDE, _SIDE, 3):
-        raise FederatedError(
-            f"Expected the image {path} to have {_SIDE} x {_SIDE} pixels, got {pixels.shape[1]} x {pixels.shape[0]}; "
-            f"{advice}."
-        )
-    return torch.from_numpy(pixels).permute(2, 0, 1)

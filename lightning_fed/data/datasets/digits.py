@@ -49,7 +49,6 @@ class Digits(BundledDataModule):
         self.test_fraction = test_fraction
 
     def load_datasets(self) -> Datasets:
-        """Reads the images and cuts off the test set."""
         from sklearn.datasets import load_digits
 
         images, targets = load_digits(return_X_y=True)

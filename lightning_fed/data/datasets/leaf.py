@@ -15,7 +15,7 @@ from lightning_fed.data.loading import Datasets
 from lightning_fed.data.readers.array_files import ArrayFile
 from lightning_fed.data.readers.leaf import UserSamples, known_and_unseen, read_leaf
 from lightning_fed.data.readers.plays import LETTERS, WINDOW, Role, TextWindows, read_plays, read_roles
-from lightning_fed.errors import FederatedError, expect_count, expect_number
+from lightning_fed.errors import FederatedError, expect, expect_count, expect_number
 
 __all__ = ["FEMNIST", "Shakespeare"]
 
@@ -58,14 +58,13 @@ class FEMNIST(UserDataModule):
         self.pixel_mean, self.pixel_std, self.digits_only = mean, std, digits_only
 
     def identity(self) -> list[str]:
-        """Adds whether letters are left out."""
         return [*super().identity(), *["digits only"] * self.digits_only]
 
     def load_datasets(self) -> Datasets:
-        """Reads the files and chooses the writers."""
         place = self.place
         if place.is_dir():
-            train, test = _from_json(place)
+            train = _checked(read_leaf(place / "train"), place / "train")
+            test = _checked(read_leaf(place / "test"), place / "test") if (place / "test").is_dir() else None
         else:
             file = ArrayFile(place, "--data.path")
             has_test = any(name.startswith("test_") for name in file.names)
@@ -78,16 +77,10 @@ class FEMNIST(UserDataModule):
                     f"Expected digits in the training data of {place}, got only letters: set `--data.digits_only "
                     "false`, or change `--data.path`."
                 )
-        chosen = train.of(self.draw(len(train.names)))
-        tests: dict[str, Any] = {}
-        if test is not None:
-            rows, places, others = known_and_unseen(test.names, train.names, chosen.names)
-            known, unseen = test.of(rows), test.of(others)
-            tests = self.test_sets(self._dataset(known), self._dataset(unseen), places[known.users])
-        return Datasets(
-            train=self._dataset(chosen),
-            **tests,
-            users=chosen.users,
+        return self.of_users(
+            train,
+            test,
+            self._dataset,
             class_names=_CLASSES[:10] if self.digits_only else _CLASSES,
             mean=(self.pixel_mean,),
             std=(self.pixel_std,),
@@ -95,13 +88,6 @@ class FEMNIST(UserDataModule):
 
     def _dataset(self, samples: UserSamples) -> TensorDataset:
         return TensorDataset((samples.inputs - self.pixel_mean).div_(self.pixel_std), samples.labels)
-
-
-def _from_json(folder: Path) -> tuple[UserSamples, UserSamples | None]:
-    train = _checked(read_leaf(folder / "train", "--data.path"), folder / "train")
-    if not (folder / "test").is_dir():
-        return train, None
-    return train, _checked(read_leaf(folder / "test", "--data.path"), folder / "test")
 
 
 def _part(file: ArrayFile, prefix: str) -> UserSamples:
@@ -127,8 +113,7 @@ def _checked(samples: UserSamples, place: Path) -> UserSamples:
             f"Expected images of 28 x 28, or 784 values in a row, in {place}, got samples of shape {shape}: change "
             "`--data.path`."
         )
-    if not len(samples.inputs):
-        raise FederatedError(f"Expected images in {place}, got none: change `--data.path`.")
+    expect(len(samples.inputs), f"Expected images in {place}, got none: change `--data.path`.")
     images = samples.inputs.reshape(-1, 1, 28, 28)
     low, high = images.min().item(), images.max().item()
     if not (low >= 0 and high <= 1):
@@ -196,7 +181,6 @@ class Shakespeare(UserDataModule):
         self.test_fraction = test_fraction
 
     def load_datasets(self) -> Datasets:
-        """Reads the files, chooses the roles and divides their windows."""
         roles, tests = self._read()
         large = [role for role in roles if len(role.starts) >= self.min_samples]
         chosen = [large[number] for number in self.draw(len(large))]
@@ -237,11 +221,11 @@ class Shakespeare(UserDataModule):
         """Reads the roles, and those of LEAF's test files; None without such files."""
         place = self.place
         if place.name.endswith((".txt", ".txt.gz")):
-            return read_plays(place, "--data.path", self.min_lines), None
+            return read_plays(place, self.min_lines), None
         if not (place / "train").is_dir():
-            return read_roles(place, "--data.path"), None
-        tests = read_roles(place / "test", "--data.path") if (place / "test").is_dir() else None
-        return read_roles(place / "train", "--data.path"), tests
+            return read_roles(place), None
+        tests = read_roles(place / "test") if (place / "test").is_dir() else None
+        return read_roles(place / "train"), tests
 
 
 def by_time(starts: npt.NDArray[np.int64], test_fraction: float) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -1,7 +1,10 @@
 """MNIST, Fashion-MNIST and EMNIST in all its variants, read from their idx files."""
 
+import gzip
 import hashlib
+import math
 import string
+import zlib
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -11,10 +14,9 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.datasets.bundled import ImageDataModule
-from lightning_fed.data.readers.images import find_idx, read_idx
 from lightning_fed.errors import FederatedError, expect_choice
 
-__all__ = ["EMNIST", "MNIST", "FashionMNIST", "IdxImages"]
+__all__ = ["EMNIST", "MNIST", "FashionMNIST", "IdxImages", "read_idx"]
 
 Variant = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 
@@ -54,36 +56,15 @@ class IdxImages(ImageDataModule):
     label_digests: tuple[str, str] | None = None
 
     def names(self) -> tuple[str, ...]:
-        """Returns the names of the classes."""
         return self.class_labels
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Reads a pair of files."""
         part = 0 if train else 1
-        images, labels = self._images(part), self._labels(part)
-        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64) - self.first_label)
-
-    def is_complete(self) -> bool:
-        """Whether all four files are there."""
-        names = [f"{stem}-{kind}" for stem in self.stems for kind in _KINDS]
-        return all(find_idx(self.place, name) is not None for name in names)
-
-    def fetch(self, root: Path) -> None:
-        """Downloads the files with torchvision."""
-        import torchvision
-
-        getattr(torchvision.datasets, self.title)(root, download=True)
-
-    def _images(self, part: int) -> npt.NDArray[np.uint8]:
+        count, low, high = self.counts[part], self.first_label, self.first_label + len(self.class_labels) - 1
         path, images = self._array(part, "images-idx3-ubyte")
-        count = self.counts[part]
         if images.shape != (count, 28, 28):
             raise self._foreign(path, f"{count} images of 28 x 28 in bytes", f"images of shape {images.shape}")
-        return images
-
-    def _labels(self, part: int) -> npt.NDArray[Any]:
         path, labels = self._array(part, "labels-idx1-ubyte")
-        count, low, high = self.counts[part], self.first_label, self.first_label + len(self.class_labels) - 1
         found = np.unique(labels).tolist()
         if len(labels) != count or found != list(range(low, high + 1)):
             what = f", {len(found)} different ones from {found[0]} to {found[-1]}" if found else ""
@@ -92,7 +73,16 @@ class IdxImages(ImageDataModule):
         if self.label_digests is not None and digest != self.label_digests[part]:
             expected = f"labels with the SHA-256 {self.label_digests[part][:12]}..."
             raise self._foreign(path, expected, f"{digest[:12]}..., those of another data set or changed ones")
-        return labels
+        return torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64) - low)
+
+    def is_complete(self) -> bool:
+        names = [f"{stem}-{kind}" for stem in self.stems for kind in _KINDS]
+        return all(_find(self.place, name) is not None for name in names)
+
+    def fetch(self, root: Path) -> None:
+        import torchvision
+
+        getattr(torchvision.datasets, self.title)(root, download=True)
 
     def _foreign(self, path: Path, expected: str, got: str) -> FederatedError:
         return FederatedError(
@@ -102,7 +92,7 @@ class IdxImages(ImageDataModule):
 
     def _array(self, part: int, kind: str) -> tuple[Path, npt.NDArray[Any]]:
         name = f"{self.stems[part]}-{kind}"
-        path = find_idx(self.place, name)
+        path = _find(self.place, name)
         if path is None:
             raise self.missing(self.place / name, f" (or {name}.gz)")
         return path, read_idx(path, _KINDS[kind], self.advice)
@@ -171,7 +161,6 @@ class EMNIST(IdxImages):
         self.pixel_mean, self.pixel_std = (mean,), (std,)
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Reads a pair of files, and turns the images upright."""
         images, labels = super().read(train)
         return images.transpose(2, 3), labels
 
@@ -181,3 +170,41 @@ class EMNIST(IdxImages):
 
         torchvision.datasets.EMNIST(root, split="balanced", download=True)
         (root / self.folder / "gzip.zip").unlink(missing_ok=True)
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    """Returns the path of a file in a folder, unpacked or with ``.gz``, None when there is neither."""
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def read_idx(path: Path, ndim: int, advice: str = "fetch it again") -> npt.NDArray[np.uint8]:
+    """Reads an idx file of bytes in ``ndim`` dimensions, 1 for labels or 3 for images, packed or not."""
+    content = _read(path, advice)
+    start, kind = 4 + 4 * ndim, bytes([0, 0, 8, ndim])
+    if len(content) < start or content[:4] != kind:
+        raise FederatedError(
+            f"The file {path} is not an idx file of bytes in {ndim} dimension(s): expected it to start with "
+            f"{kind.hex()}, got {content[:4].hex() or 'nothing'}; {advice}."
+        )
+    shape = np.frombuffer(content, ">u4", count=ndim, offset=4).tolist()
+    expected, found = math.prod(shape), len(content) - start
+    if expected != found:
+        state = "is truncated" if found < expected else "is too long"
+        raise FederatedError(
+            f"The file {path} {state}: its header promises {expected} bytes of data, it holds {found}; {advice}."
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+
+
+def _read(path: Path, advice: str) -> bytes:
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as file:
+            return file.read()
+    except EOFError as error:
+        raise FederatedError(f"The file {path} is truncated: its gzip stream ends early; {advice}.") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise FederatedError(f"The file {path} is not a sound gzip file ({error}); {advice}.") from error
+    except OSError as error:
+        raise FederatedError(f"The file {path} cannot be read ({error.strerror or error}); {advice}.") from error

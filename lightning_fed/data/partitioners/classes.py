@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fed.data.partitioners.base import Owners, Partitioner, Values, by_class, class_codes
-from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.errors import FederatedError, expect, expect_count
 
 __all__ = ["ExactClasses", "Shards"]
 
@@ -32,28 +32,20 @@ class Shards(Partitioner):
         self.classes_per_client = classes_per_client
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Sorts by label after a shuffle, cuts into shards, deals the shards."""
         labels = np.asarray(targets)
         num_shards = self.classes_per_client * num_clients
-        self._check_shards(len(np.unique(labels)), num_samples, num_shards)
+        _expect_classes(self.classes_per_client, len(np.unique(labels)))
+        expect(
+            num_shards <= num_samples,
+            f"Expected at least one sample for each of the {num_shards} shards, got {num_samples} samples: lower "
+            "`--data.num_clients` or `--data.partitioner.classes_per_client`.",
+        )
         shuffled = generator.permutation(num_samples)
         by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
         owner_of_shard = generator.permutation(np.arange(num_shards, dtype=np.int64) // self.classes_per_client)
         owner = np.empty(num_samples, dtype=np.int64)
         owner[by_label] = owner_of_shard[np.arange(num_samples) * num_shards // num_samples]
         return owner
-
-    def _check_shards(self, num_classes: int, num_samples: int, num_shards: int) -> None:
-        if self.classes_per_client > num_classes:
-            raise FederatedError(
-                f"Expected `--data.partitioner.classes_per_client` to be at most the number of classes, {num_classes}, "
-                f"got {self.classes_per_client}."
-            )
-        if num_shards > num_samples:
-            raise FederatedError(
-                f"Expected at least one sample for each of the {num_shards} shards, got {num_samples} samples: lower "
-                "`--data.num_clients` or `--data.partitioner.classes_per_client`."
-            )
 
 
 class ExactClasses(Partitioner):
@@ -84,7 +76,6 @@ class ExactClasses(Partitioner):
         self.classes_per_client = classes_per_client
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Finds who holds which classes and cuts each class into parts."""
         counts, codes = class_codes(targets)
         self._check_counts(counts, num_clients)
         holders = _holders(counts, num_clients, num_clients * self.classes_per_client)
@@ -101,10 +92,7 @@ class ExactClasses(Partitioner):
     def _check_counts(self, counts: npt.NDArray[np.int64], num_clients: int) -> None:
         num_classes, num_parts = len(counts), num_clients * self.classes_per_client
         option = "`--data.partitioner.classes_per_client`"
-        if self.classes_per_client > num_classes:
-            raise FederatedError(
-                f"Expected {option} to be at most the number of classes, {num_classes}, got {self.classes_per_client}."
-            )
+        _expect_classes(self.classes_per_client, num_classes)
         if num_parts < num_classes:
             raise FederatedError(
                 f"Expected `--data.num_clients` times {option} to be at least the number of classes, {num_classes}, so "
@@ -115,6 +103,14 @@ class ExactClasses(Partitioner):
                 f"Expected enough samples for {num_clients} clients of {self.classes_per_client} classes each, got "
                 f"{counts.sum()} samples in {num_classes} classes: lower `--data.num_clients` or {option}."
             )
+
+
+def _expect_classes(classes_per_client: int, num_classes: int) -> None:
+    expect(
+        classes_per_client <= num_classes,
+        f"Expected `--data.partitioner.classes_per_client` to be at most the number of classes, {num_classes}, got "
+        f"{classes_per_client}.",
+    )
 
 
 def _holders(counts: npt.NDArray[np.int64], num_clients: int, num_parts: int) -> npt.NDArray[np.int64]:

@@ -46,7 +46,6 @@ class DirichletByClient(Partitioner):
         self.alpha = alpha
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Draws the class of each place, then deals the samples of each class to its places."""
         counts, codes = class_codes(targets)
         client = np.arange(num_samples, dtype=np.int64) * num_clients // num_samples
         drawn = draw_classes(counts, client, float(self.alpha), generator)
@@ -79,7 +78,6 @@ class DirichletByClass(Partitioner):
         self.alpha = alpha
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Draws the shares of each class in turn and deals its samples out."""
         counts, codes = class_codes(targets)
         members = np.split(by_class(codes, generator), np.cumsum(counts)[:-1])
         owner = np.empty(num_samples, dtype=np.int64)

@@ -16,7 +16,6 @@ class IID(Partitioner):
     sizes_vary = False
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Deals the samples out in random order."""
         return generator.permutation(np.arange(num_samples, dtype=np.int64) % num_clients)
 
 
@@ -42,7 +41,6 @@ class QuantityDirichlet(Partitioner):
         self.beta = beta
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Draws the shares and deals the samples out in random order."""
         shares = generator.dirichlet(np.full(num_clients, float(self.beta)))
         return generator.permutation(deal(shares, num_samples, generator))
 
@@ -70,7 +68,6 @@ class PowerLaw(Partitioner):
         self.exponent = exponent
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Deals the ranks to the clients and the samples out in random order."""
         shares = generator.permutation(np.arange(1, num_clients + 1, dtype=np.float64) ** -float(self.exponent))
         return generator.permutation(deal(shares, num_samples, generator))
 
@@ -90,14 +87,12 @@ class ByUser(Partitioner):
     sizes_vary = False
 
     def count_clients(self, values: Values, num_clients: int | None) -> int:
-        """Returns ``num_clients``, or the number of users if that is None."""
         if num_clients is not None:
             return num_clients
         self._check_values(values, 0 if values is None else len(values))
         return len(np.unique(np.asarray(values)))
 
     def assign(self, targets: Values, num_samples: int, num_clients: int, generator: np.random.Generator) -> Owners:
-        """Numbers the users, which are passed as ``targets``."""
         users, owner = np.unique(np.asarray(targets), return_inverse=True)
         if len(users) != num_clients:
             raise FederatedError(

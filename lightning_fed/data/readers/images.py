@@ -1,21 +1,22 @@
-"""Images in memory: read from idx files, kept as floats or as bytes, normalised."""
+"""Images in memory: decoded from their files once, kept as floats or as bytes, normalised."""
 
-import gzip
-import math
-import zlib
+import hashlib
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lightning_fed.core.files import open_regular
+from lightning_fed.data.readers.folders import cached_tensors, fingerprint_of
 from lightning_fed.errors import FederatedError
 
-__all__ = ["ByteImages", "Normalisation", "Storage", "find_idx", "image_dataset", "read_idx"]
+__all__ = ["ByteImages", "Normalisation", "Storage", "image_dataset", "read_images"]
 
 Storage: TypeAlias = Literal["auto", "float32", "uint8"]
 
@@ -23,42 +24,62 @@ Storage: TypeAlias = Literal["auto", "float32", "uint8"]
 _LARGE = 2**30
 
 
-def find_idx(folder: Path, name: str) -> Path | None:
-    """Returns the path of a file in a folder, unpacked or with ``.gz``, None when there is neither."""
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+def read_images(
+    paths: Sequence[Path],
+    root: Path,
+    cache: str,
+    cache_dir: str | os.PathLike[str] | None,
+    side: int,
+    advice: str,
+    resize: bool = False,
+) -> Tensor:
+    """Decodes image files, or takes them from a cache if none has changed since; grey images get three equal channels.
+
+    Args:
+        paths: The files.
+        root: The folder of the data set, in which they lie.
+        cache: How the name of the cache begins.
+        cache_dir: Where it is; ``lightning_fed`` in the user's cache folder if not given.
+        side: Height and width of all images.
+        advice: What to do about a bad file; the end of error messages.
+        resize: Whether images of other sizes are resized; else they are refused.
+
+    Returns:
+        uint8 of shape (N, 3, side, side).
+    """
+
+    def decode_all() -> list[Tensor]:
+        images = torch.empty(len(paths), 3, side, side, dtype=torch.uint8)
+        with ThreadPoolExecutor() as pool:  # decoding releases Python's lock
+            for row, image in enumerate(pool.map(lambda path: _decode(path, side, advice, resize), paths)):
+                images[row] = image
+        return [images]
+
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_fed"
+    folder = folder if cache_dir is None else Path(cache_dir).expanduser()
+    # With the path in its name, so that two copies of the data set do not overwrite each other's cache.
+    place = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
+    (images,) = cached_tensors(folder / f"{cache}-{place}.pt", fingerprint_of(paths, root), decode_all)
+    return images
 
 
-def read_idx(path: Path, ndim: int, advice: str = "fetch it again") -> npt.NDArray[np.uint8]:
-    """Reads an idx file of bytes in ``ndim`` dimensions, 1 for labels or 3 for images, packed or not."""
-    content = _read(path, advice)
-    start, kind = 4 + 4 * ndim, bytes([0, 0, 8, ndim])
-    if len(content) < start or content[:4] != kind:
-        raise FederatedError(
-            f"The file {path} is not an idx file of bytes in {ndim} dimension(s): expected it to start with "
-            f"{kind.hex()}, got {content[:4].hex() or 'nothing'}; {advice}."
-        )
-    shape = np.frombuffer(content, ">u4", count=ndim, offset=4).tolist()
-    expected, found = math.prod(shape), len(content) - start
-    if expected != found:
-        state = "is truncated" if found < expected else "is too long"
-        raise FederatedError(
-            f"The file {path} {state}: its header promises {expected} bytes of data, it holds {found}; {advice}."
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+def _decode(path: Path, side: int, advice: str, resize: bool) -> Tensor:
+    """Decodes one file into uint8 of shape (3, side, side)."""
+    from PIL import Image
 
-
-def _read(path: Path, advice: str) -> bytes:
     try:
-        if path.suffix != ".gz":
-            return path.read_bytes()
-        with gzip.open(path) as file:
-            return file.read()
-    except EOFError as error:
-        raise FederatedError(f"The file {path} is truncated: its gzip stream ends early; {advice}.") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise FederatedError(f"The file {path} is not a sound gzip file ({error}); {advice}.") from error
-    except OSError as error:
-        raise FederatedError(f"The file {path} cannot be read ({error.strerror or error}); {advice}.") from error
+        with open_regular(path) as file, Image.open(file) as image:
+            colors = image.convert("RGB")
+            pixels = np.array(colors.resize((side, side), Image.Resampling.BILINEAR) if resize else colors)
+    except Exception as error:  # PIL has many
+        kind = path.suffix[1:].upper()
+        raise FederatedError(f"The file {path} is not a sound {kind} image ({error}); {advice}.") from error
+    if pixels.shape != (side, side, 3):
+        raise FederatedError(
+            f"Expected the image {path} to have {side} x {side} pixels, got {pixels.shape[1]} x {pixels.shape[0]}; "
+            f"{advice}."
+        )
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 class Normalisation:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_fed.core.files import open_regular
 from lightning_fed.data.readers.folders import found_none
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
 __all__ = [
     "UNREADABLE", "LeafUser", "UserSamples", "known_and_unseen", "leaf_files", "leaf_users", "read_leaf",
@@ -89,7 +89,7 @@ class LeafUser:
     place: str
 
 
-def read_leaf(folder: Path, option: str) -> UserSamples:
+def read_leaf(folder: Path) -> UserSamples:
     """Reads numeric samples from a folder of JSON files in the format of LEAF.
 
     Each file holds ``{"users": [names], "num_samples": [counts], "user_data": {name: {"x": [...], "y": [...]}}}``, and
@@ -101,12 +101,12 @@ def read_leaf(folder: Path, option: str) -> UserSamples:
         Inputs as float32 of shape (samples, ...), labels as int64; users without samples are left out.
     """
     names, inputs, labels = list[str](), list[Tensor](), list[Tensor]()
-    for user in leaf_users(folder, option):
+    for user in leaf_users(folder):
         x, y = _numbers(user)
         if inputs and x.shape[1:] != inputs[0].shape[1:]:
             raise FederatedError(
                 f"Expected all samples of one shape, {tuple(inputs[0].shape[1:])} as those of {names[0]}, got "
-                f"{tuple(x.shape[1:])} in {user.place}: leave that user out, or change `{option}`."
+                f"{tuple(x.shape[1:])} in {user.place}: leave that user out, or change `--data.path`."
             )
         names.append(user.name)
         inputs.append(torch.from_numpy(x))
@@ -115,33 +115,32 @@ def read_leaf(folder: Path, option: str) -> UserSamples:
     return UserSamples(torch.cat(inputs), torch.cat(labels), users, names)
 
 
-def leaf_users(path: Path, option: str, count: Callable[[LeafUser], int] | None = None) -> Iterator[LeafUser]:
+def leaf_users(path: Path, count: Callable[[LeafUser], int] | None = None) -> Iterator[LeafUser]:
     """Yields every user that has samples, from one .json or .json.gz file or from all files of a folder.
 
     ``count`` checks one user's entry and counts its samples, which must agree with ``num_samples``; by default it
     expects lists ``x`` and ``y`` of the same length.
     """
     places: dict[str, str] = {}
-    for file in leaf_files(path, option):
-        for user in _users_of_file(file, option, count or _count):
+    for file in leaf_files(path):
+        for user in _users_of_file(file, count or _count):
             if user.name in places:
                 raise FederatedError(
                     f"Expected every user once, got {user.name} in {places[user.name]} and again in {file}: remove "
-                    f"one of them, or change `{option}`."
+                    f"one of them, or change `--data.path`."
                 )
             places[user.name] = str(file)
             yield user
-    if not places:
-        raise FederatedError(f"Expected users with samples in {path}, got none: change `{option}`.")
+    expect(places, f"Expected users with samples in {path}, got none: change `--data.path`.")
 
 
-def leaf_files(path: Path, option: str) -> list[Path]:
+def leaf_files(path: Path) -> list[Path]:
     """Returns the JSON files of a folder by name, or the one file that ``path`` is."""
     if path.exists() and not path.is_dir():
         return [path]
     files = sorted(file for file in path.glob("*.json*") if file.name.endswith((".json", ".json.gz")))
     if not files:
-        raise found_none(".json files in", path, option)
+        raise found_none(".json files in", path, "--data.path")
     return files
 
 
@@ -152,20 +151,20 @@ def read_text(path: Path) -> str:
     return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
 
 
-def _users_of_file(path: Path, option: str, count: Callable[[LeafUser], int]) -> list[LeafUser]:
+def _users_of_file(path: Path, count: Callable[[LeafUser], int]) -> list[LeafUser]:
     """Returns the users of a file that have samples, once their counts agree with the lists of the file."""
-    content = _decoded(path, option)
+    content = _decoded(path)
     users = [LeafUser(name, data, f"user {name} of {path}") for name, data in content["user_data"].items()]
     counted = {user.name: count(user) for user in users}
-    _check_lists(path, option, content, counted)
+    _check_lists(path, content, counted)
     return [user for user in users if counted[user.name]]
 
 
-def _decoded(path: Path, option: str) -> dict[str, Any]:
+def _decoded(path: Path) -> dict[str, Any]:
     """Reads the JSON of a file; the inputs of a user become an array as soon as the user's entry ends."""
 
     def entry(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _expect_once((name for name, value in pairs if isinstance(value, dict)), str(path), option)
+        _expect_once((name for name, value in pairs if isinstance(value, dict)), str(path))
         return {name: _as_array(value) if name == "x" else value for name, value in pairs}
 
     try:
@@ -176,16 +175,14 @@ def _decoded(path: Path, option: str) -> dict[str, Any]:
         first = str(error).split("\n")[0] or type(error).__name__
         raise FederatedError(
             f"The file {path} cannot be read as JSON ({first}): it is truncated or damaged; write it "
-            f"again, or change `{option}`."
+            f"again, or change `--data.path`."
         ) from error
     held = content if isinstance(content, dict) else {}
     missing = [key for key in _KEYS if key not in held]
     if not missing and not isinstance(held["user_data"], dict):
         missing = ["user_data by name"]
-    if missing:
-        raise FederatedError(
-            f"Expected LEAF's keys users, num_samples and user_data in {path}, got no {missing[0]}: change `{option}`."
-        )
+    keys = f"LEAF's keys users, num_samples and user_data in {path}"
+    expect(not missing, f"Expected {keys}, got no {', '.join(missing[:1])}: change `--data.path`.")
     return held
 
 
@@ -200,34 +197,32 @@ def _as_array(values: Any) -> Any:
     return array.astype(np.float32) if array.dtype.kind in "iuf" else values
 
 
-def _check_lists(path: Path, option: str, head: Mapping[str, Any], counted: Mapping[str, int]) -> None:
+def _check_lists(path: Path, head: Mapping[str, Any], counted: Mapping[str, int]) -> None:
     """Refuses a file whose lists of users and counts do not agree with its entries."""
 
-    def expect(agrees: bool, what: str, got: str) -> None:
-        if not agrees:
-            raise FederatedError(f"Expected {what}, got {got}: write the file again, or change `{option}`.")
+    def agree(holds: bool, what: str, got: str) -> None:
+        expect(holds, f"Expected {what}, got {got}: write the file again, or change `--data.path`.")
 
     users, counts = head["users"], head["num_samples"]
     alike = isinstance(users, list) and isinstance(counts, list) and len(users) == len(counts)
     got = f"{_described(users)} and {_described(counts)}"
-    expect(alike, f"users and num_samples in {path} to be lists of the same length", got)
-    expect(all(isinstance(user, str) for user in users), f"users in {path} to be a list of names", "other values in it")
-    _expect_once(users, f"users of {path}", option)
+    agree(alike, f"users and num_samples in {path} to be lists of the same length", got)
+    agree(all(isinstance(user, str) for user in users), f"users in {path} to be a list of names", "other values in it")
+    _expect_once(users, f"users of {path}")
     for user, number in zip(users, counts, strict=True):
-        expect(user in counted, f"user_data in {path} to hold every user of its list", f"no {user}")
+        agree(user in counted, f"user_data in {path} to hold every user of its list", f"no {user}")
         said = f"{number} samples of user {user} in {path}, as its num_samples says"
-        expect(counted[user] == number, said, str(counted[user]))
+        agree(counted[user] == number, said, str(counted[user]))
     # LEAF's own script drops users from the list, but leaves their entries behind, without samples.
     listed = set(users)
     for user, number in counted.items():
         known = not number or user in listed
-        expect(known, f"user_data in {path} to hold the users of its list only", f"{user} as well")
+        agree(known, f"user_data in {path} to hold the users of its list only", f"{user} as well")
 
 
-def _expect_once(users: Iterable[str], place: str, option: str) -> None:
+def _expect_once(users: Iterable[str], place: str) -> None:
     for user, number in Counter(users).items():
-        if number > 1:
-            raise FederatedError(f"Expected every user once, got {user} twice in {place}: change `{option}`.")
+        expect(number == 1, f"Expected every user once, got {user} twice in {place}: change `--data.path`.")
 
 
 def _count(user: LeafUser) -> int:

@@ -110,20 +110,20 @@ def decode(codes: Any) -> str:
     return "".join((LETTERS + "\N{REPLACEMENT CHARACTER}")[int(code)] for code in codes)
 
 
-def read_roles(path: Path, option: str) -> list[Role]:
+def read_roles(path: Path) -> list[Role]:
     """Reads a JSON file, or a folder of them, in the format of LEAF.
 
     A user's entry holds its text as ``raw``, whose windows are the samples, or the samples themselves: ``x``, strings
     of 80 characters, and ``y``, the character after each. Consecutive samples are stored as one text.
     """
     roles = []
-    for user in leaf_users(path, option, _count):
+    for user in leaf_users(path, _count):
         data = user.data
         roles.append(Role.speaking(user.name, data["raw"]) if "raw" in data and "x" not in data else _joined(user))
     return roles
 
 
-def read_plays(path: Path, option: str, min_lines: int = 2) -> list[Role]:
+def read_plays(path: Path, min_lines: int = 2) -> list[Role]:
     """Reads plays as plain text and puts together what each role says, in the order of the text.
 
     Speeches are separated by empty lines. The first line of a speech is its speaker and a colon; a block ``==== TITLE
@@ -136,17 +136,17 @@ def read_plays(path: Path, option: str, min_lines: int = 2) -> list[Role]:
     except UNREADABLE as error:
         raise FederatedError(
             f"The file {path} cannot be read as text ({error}): it is truncated or damaged; write it again, or change "
-            f"`{option}`."
+            f"`--data.path`."
         ) from error
     lines: dict[str, list[str]] = {}
-    for play, speaker, speech in _speeches(text, path, option):
+    for play, speaker, speech in _speeches(text, path):
         name = re.sub(r"\W+", "_", f"{play}_{speaker}".upper()).strip("_")
         lines.setdefault(name, []).extend(speech)
     texts = {name: re.sub(r"\s+", " ", " ".join(spoken)) for name, spoken in lines.items() if len(spoken) >= min_lines}
     return [Role.speaking(name, text) for name, text in texts.items()]
 
 
-def _speeches(text: str, path: Path, option: str) -> Iterator[tuple[str, str, list[str]]]:
+def _speeches(text: str, path: Path) -> Iterator[tuple[str, str, list[str]]]:
     play = ""
     for block in re.split(r"\n\s*\n", text.strip()):
         first, *speech = [line.strip() for line in block.strip().split("\n")]
@@ -155,7 +155,7 @@ def _speeches(text: str, path: Path, option: str) -> Iterator[tuple[str, str, li
         elif not first.endswith(":"):
             raise FederatedError(
                 f"Expected every speech in {path} to follow an empty line and a line with its speaker and a colon, got "
-                f"{first[:60]!r}: write the plays in this form, or change `{option}`."
+                f"{first[:60]!r}: write the plays in this form, or change `--data.path`."
             )
         else:
             yield play, first.rstrip(":"), speech

@@ -19,16 +19,13 @@ class ColorSkew(FeatureSkew):
     needs_labels: ClassVar[bool] = True
 
     def check(self, facts: DataFacts) -> None:
-        """Refuses data without class labels, and inputs without shape (1, H, W) or not in [0, 1]."""
         super().check(facts)
         facts.check_images(type(self).__name__, grey=True)
 
     def input_shape(self, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """Returns the shape of a coloured image, (3, H, W)."""
         return None if shape is None else (3, *shape[1:])
 
     def per_channel(self, values: Sequence[float] | None) -> Sequence[float] | None:
-        """Returns the value of the grey images for each of the three channels."""
         return None if values is None else tuple(values) * 3
 
 
@@ -119,7 +116,6 @@ class ClientColors(ColorSkew):
         return hues_to_rgb(self.table[schemes], self.facts.classes * (self.num_clients + 1))  # no two hues are alike
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
-        """Colours images of shape (B, 1, H, W) by their labels."""
         assert targets is not None
         if isinstance(scheme, Tensor):
             return colored(inputs, color_maps(self.colors((scheme, targets)), None, self.facts)), targets
@@ -172,7 +168,6 @@ class BinaryColors(ColorSkew):
         self._maps = torch.empty(0)
 
     def num_classes(self, num_classes: int | None) -> int | None:
-        """Returns 2."""
         return 2
 
     def class_names(self, names: Sequence[str] | None) -> Sequence[str] | None:
@@ -195,7 +190,6 @@ class BinaryColors(ColorSkew):
         return ((targets >= (self.facts.classes + 1) // 2) ^ (draws[:, 0] < self.label_noise)).to(torch.int64)
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
-        """Makes labels binary and colours images of shape (B, 1, H, W) red or green."""
         assert targets is not None
         labels = self.labels(targets, draws)
         colors = labels ^ (draws[:, 1] < self.table[scheme]).to(torch.int64)
@@ -236,7 +230,6 @@ class ClassColors(ColorSkew):
         return torch.from_numpy(colors / colors.max(axis=-1, keepdims=True))
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
-        """Colours foreground and background of images of shape (B, 1, H, W)."""
         assert targets is not None
         known = targets[:, None] * self.colors_per_class + (draws * self.colors_per_class).to(torch.int64)
         foreign = self.table.shape[1] - self.test_colors + (draws * self.test_colors).to(torch.int64)

@@ -56,7 +56,6 @@ class ClientRotation(FeatureSkew):
         return torch.from_numpy(np.stack([np.cos(radians), np.sin(radians)], axis=1)).to(torch.float32)
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
-        """Turns images of shape (B, C, H, W)."""
         if isinstance(scheme, Tensor):
             turns = self.table.index_select(0, scheme)[:, :, None, None]
         else:

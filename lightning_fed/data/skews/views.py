@@ -10,9 +10,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lightning_fed.data.collation import Collate
-from lightning_fed.data.evaluation import JoinedBatches
 from lightning_fed.data.skews.base import FeatureSkew
-from lightning_fed.data.sources import BatchSource, SetBatches, WrappedSource
+from lightning_fed.data.sources import BatchSource, JoinedBatches, SetBatches, WrappedSource
 from lightning_fed.data.split import Split
 
 __all__ = ["SkewedBatches", "SkewedRows", "SkewedSource"]
@@ -58,7 +57,6 @@ class SkewedSource(WrappedSource):
         self._index, self._offsets = torch.from_numpy(split.index), split.offsets
 
     def to(self, device: torch.device | str) -> Self:
-        """Makes the batches live on a device; returns itself."""
         self._rows, self._index = self._rows.to(device), self._index.to(device)
         return super().to(device)
 
@@ -85,11 +83,9 @@ class SkewedBatches(JoinedBatches):
         self._rows = rows
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields lists of tensors, or dicts."""
         for number, batch in enumerate(super().__iter__()):
             yield self._rows.show(batch, slice(number * self.batch_size, (number + 1) * self.batch_size))
 
     def to(self, device: torch.device | str) -> Self:
-        """Makes batches arrive on a device; returns itself."""
         self._rows.to(device)
         return super().to(device)

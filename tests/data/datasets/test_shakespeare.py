@@ -196,14 +196,14 @@ def test_the_hash_tells_which_roles_were_drawn(tmp_path: Path) -> None:
 
 def test_plays(tmp_path: Path) -> None:
     (tmp_path / "plays.txt").write_text(PLAYS)
-    roles = read_plays(tmp_path / "plays.txt", "--data.path", min_lines=1)
+    roles = read_plays(tmp_path / "plays.txt", min_lines=1)
     assert {role.name: decode(role.codes) for role in roles} == {
         "THE_FIRST_PLAY_KING": "A line to the \N{REPLACEMENT CHARACTER}A} and another one",
         "THE_FIRST_PLAY_FIRST_FOOL": "only this line",
         "THE_SECOND_PLAY_KING": "The same name, another king.",
         "THE_SECOND_PLAY_QUEEN": "one two",
     }
-    two = read_plays(tmp_path / "plays.txt", "--data.path", min_lines=2)
+    two = read_plays(tmp_path / "plays.txt", min_lines=2)
     assert [role.name for role in two] == ["THE_FIRST_PLAY_KING", "THE_SECOND_PLAY_KING", "THE_SECOND_PLAY_QUEEN"]
     assert all(len(role.starts) == 0 for role in two)
 
@@ -224,12 +224,12 @@ def test_roles_are_chosen(tmp_path: Path) -> None:
 def test_the_real_files(shakespeare_root: Path) -> None:
     """Both forms of the same plays hold the same text, role by role, and as many windows as their source says."""
     folder = shakespeare_root / "shakespeare"
-    roles = {role.name: role for role in read_roles(folder / "by_role.json.gz", "--data.path")}
+    roles = {role.name: role for role in read_roles(folder / "by_role.json.gz")}
     assert len(roles) == 1154
     assert sum(len(role.starts) for role in roles.values()) == 4_219_210
-    every = read_plays(folder / "plays.txt.gz", "--data.path", min_lines=1)
+    every = read_plays(folder / "plays.txt.gz", min_lines=1)
     assert len(every) == 1338
-    plays = read_plays(folder / "plays.txt.gz", "--data.path")
+    plays = read_plays(folder / "plays.txt.gz")
     assert len(plays) == 1227
     spoken = {role.name: role for role in plays if len(role.starts)}
     assert spoken.keys() == roles.keys()

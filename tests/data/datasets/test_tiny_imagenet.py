@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data import ImageDataModule, TinyImageNet
-from lightning_fed.data.datasets import color_images as tiny_imagenet_file
+from lightning_fed.data.readers import images as images_file
 from lightning_fed.errors import FederatedError
 from tests.official_files import TINY_CLASSES, write_tiny_imagenet
 from tests.parts import same
@@ -36,10 +36,8 @@ def own_root(tiny_root: Path, tmp_path: Path) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were decoded."""
     files: list[Path] = []
-    decode = tiny_imagenet_file._decode
-    monkeypatch.setattr(
-        tiny_imagenet_file, "_decode", lambda path, advice: (files.append(path), decode(path, advice))[1]
-    )
+    decode = images_file._decode
+    monkeypatch.setattr(images_file, "_decode", lambda path, *more: (files.append(path), decode(path, *more))[1])
     return files
 
 

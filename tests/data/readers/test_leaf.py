@@ -21,7 +21,7 @@ BOB = {"x": [[4, 5.25]], "y": [7]}
 
 def refused(folder: Path, *words: str) -> None:
     with pytest.raises(FederatedError) as caught:
-        read_leaf(folder, "--data.path")
+        read_leaf(folder)
     message = str(caught.value)
     assert "\n" not in message
     assert message.endswith(".")
@@ -34,7 +34,7 @@ def refused(folder: Path, *words: str) -> None:
 def test_files_are_merged_in_the_order_of_their_names(tmp_path: Path, suffix: str) -> None:
     write_leaf(tmp_path / f"b{suffix}", {"cid": BOB, "dan": {"x": [], "y": []}})
     write_leaf(tmp_path / f"a{suffix}", {"bob": BOB, "ann": ANN}, hierarchies=["any", "thing"])
-    read = read_leaf(tmp_path, "--data.path")
+    read = read_leaf(tmp_path)
     assert read.names == ["bob", "ann", "cid"]
     assert read.inputs.dtype == torch.float32
     assert read.inputs.tolist() == [[4, 5.25], [0.5, 1], [2, 3], [4, 5.25]]
@@ -48,13 +48,13 @@ def test_files_are_merged_in_the_order_of_their_names(tmp_path: Path, suffix: st
 def test_keys_may_come_in_any_order_and_with_spaces(tmp_path: Path) -> None:
     entries = {"user_data": {"ann": ANN}, "num_samples": [2], "users": ["ann"]}
     (tmp_path / "a.json").write_text(" \n" + json.dumps(entries, indent=3) + "\n")
-    assert read_leaf(tmp_path, "--data.path").labels.tolist() == [0, 1]
+    assert read_leaf(tmp_path).labels.tolist() == [0, 1]
 
 
 def test_entries_that_leaf_leaves_behind_are_not_users(tmp_path: Path) -> None:
     """LEAF's split by sample drops a user with one sample from the list, and writes an empty entry for it."""
     write_leaf(tmp_path / "a.json", {"ann": ANN, "eve": {"x": [], "y": []}}, users=["ann"], num_samples=[2])
-    assert read_leaf(tmp_path, "--data.path").names == ["ann"]
+    assert read_leaf(tmp_path).names == ["ann"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
 
     def peak(path: Path) -> int:
         tracemalloc.start()
-        for user in leaf_users(path, "--data.path"):
+        for user in leaf_users(path):
             user.data.clear()
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()

@@ -8,7 +8,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
 from lightning_fed.data import Split
-from lightning_fed.data.label_statistics import MOST_PAIRS, count_labels, divergences, entropies, label_statistics
+from lightning_fed.data.split import MOST_PAIRS, count_labels, divergences, entropies, label_statistics
 
 
 def split_of(sizes: list[int] | np.ndarray, num_classes: int, seed: int = 0) -> tuple[Split, np.ndarray]:
@@ -119,7 +119,7 @@ def test_no_client_is_compared_with_itself() -> None:
 def test_up_to_100_clients_all_pairs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     split, labels = split_of([3] * 100, num_classes=4)
     everything = divergences(count_labels(split, labels, 4), all_pairs(100))
-    monkeypatch.setattr("lightning_fed.data.label_statistics._BLOCK", 28)
+    monkeypatch.setattr("lightning_fed.data.split._BLOCK", 28)
     figures = label_statistics(split, labels, 4)
     assert figures["label_divergence_pairs"] == 4950
     assert figures["label_divergence_mean"] == everything.mean(), "in blocks of any size"
