@@ -2,27 +2,32 @@
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from lightning_fed.core.files import png, write_atomically
-from lightning_fed.errors import FederatedError, expect_number
-from lightning_fed.lab.common import CommandParser, one_line
-from lightning_fed.lab.report import tables
+from lightning_fed.core.files import write_atomically
+from lightning_fed.errors import FederatedError, expect_choice, expect_number
+from lightning_fed.lab.common import CommandParser, csv_text
+from lightning_fed.lab.report import summary
 from lightning_fed.lab.report.load import MeasuredRun, Method, group_runs, load_runs
-from lightning_fed.lab.report.page import report_page
-from lightning_fed.lab.report.plots import panels_figure
-from lightning_fed.runs.statistics import LAST, Goal, first_as_good, goal_of, known_goal
+from lightning_fed.lab.studies.blocks import drawn, study_blocks
+from lightning_fed.lab.studies.formats import as_text
+from lightning_fed.lab.studies.results import TO_TARGET, StudyResults, StudyRun, is_lost
+from lightning_fed.lab.studies.study import AxisValue, Name, Report, Study
+from lightning_fed.lab.studies.table import StudyTable, study_table
+from lightning_fed.runs.statistics import LAST, Goal, first_as_good, goal_of, known_goal, mean_of
 
-__all__ = ["at_budget", "choose_metric", "derived_columns", "main", "to_target"]
+__all__ = ["as_study", "at_budget", "choose_metric", "derived_columns", "main", "to_target"]
 
+_METHOD = "method"
 # The costs of a target, besides x, that are shown if every run measured them.
 _COSTS = ("round", "comm/bytes", "gradients", "time")
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table over methods and seeds, writes it as CSV and draws the picture or the page; returns 0.
+    """Prints the table over methods and seeds, writes it as CSV and in the chosen format, and returns 0.
 
     With ``--study`` it makes the report of a study instead.
     """
@@ -37,41 +42,79 @@ def main(argv: list[str]) -> int:
     said = {run.goals[metric] for run in runs if metric in run.goals}
     goal = known_goal(metric, options.goal or (said.pop() if len(said) == 1 else None))
     derived = derived_columns(methods, metric, options.x, options.budget, options.target, goal)
-    rows = tables.method_rows(methods, metric, derived, goal)
-    curves = [run.columns[metric] for method in methods for run in method.runs]
-    notes += [*more_notes, *tables.notes_on_ends(map(max, curves)), *tables.notes_on_window(curves, f"last {LAST}")]
+    study, results = as_study(methods, metric, goal, derived, options.x, options.baseline)
+    table = study_table(study, results)
+    notes += [*more_notes, *table.notes]
+    counts = {method.label: len(method.runs) for method in methods}
+    if len({*counts.values()}) > 1:
+        notes.append(f"Seeds: {', '.join(f'{label} {count}' for label, count in counts.items())}.")
     if goal is None:
         notes.append(f"The best of {metric} is not known by its name: say it by `--goal min` or `--goal max`.")
-    written = _write(options, rows, metric, notes)
-    print(f"{tables.table_title(rows, metric)}\n")
-    print(tables.format_table(rows, metric))
-    for note in (*notes, "written: " + ", ".join(str(path) for path in written)):
-        print(f"\n{one_line(note)}")
+    table, tables = replace(table, notes=tuple(notes)), study_blocks(study, results, table, best=options.best)
+    content = drawn(options.format, study, results, table, tables, {str(run.path): run for run in runs})
+    written = _write(options, {options.format: content, "csv": csv_text(_lines(table)).encode()})
+    print(as_text(tables, [*notes, f"written: {', '.join(map(str, written))}"]))
     return 0
 
 
 def choose_metric(runs: Sequence[MeasuredRun]) -> str:
     """Returns the first of test and validation accuracy, then losses, that all runs measured; one is required."""
-    for metric in tables.PREFERRED:
+    for metric in summary.PREFERRED:
         if all(metric in run.columns for run in runs):
             return metric
     columns = ", ".join(sorted({column for run in runs for column in run.columns}))
     raise FederatedError(f"Expected a metric that every run measured, got none: choose `--metric` of {columns}.")
 
 
+def as_study(
+    methods: Sequence[Method], metric: str, goal: Goal | None, derived: Mapping[str, Callable[[MeasuredRun], float]],
+    x: str = "round", baseline: str | None = None,
+) -> tuple[Study, StudyResults]:  # fmt: skip
+    """Returns runs as a study of one axis, the method; the best final mean comes first, methods with NaN last.
+
+    If nobody knows the goal, methods keep their order. Each function in ``derived`` adds a statistic; it maps a run to
+    a value, or to NaN if there is none.
+    """
+    if goal is not None:
+        sign = 1 if goal == "min" else -1
+        finals = {method.label: mean_of([_final(run.columns[metric]) for run in method.runs]) for method in methods}
+        methods = sorted(methods, key=lambda one: (math.isnan(finals[one.label]), sign * finals[one.label]))
+    if baseline is not None:
+        expect_choice("--baseline", baseline, [method.label for method in methods])
+    runs = [
+        StudyRun(
+            {_METHOD: method.label}, run.seed, str(run.path), max(run.columns[metric]), curves=run.columns,
+            read={(metric, name): value(run) for name, value in derived.items()},
+        )
+        for method in methods
+        for run in method.runs
+    ]  # fmt: skip
+    report = Report(
+        metric=[Name(metric)], goal=goal, rows=[_METHOD], columns=["statistic"], x=x,
+        statistic=[Name("final"), *([Name("best")] if goal else []), Name(f"last {LAST}"), *map(Name, derived)],
+        baseline={} if baseline is None else {_METHOD: Name(baseline)},
+    )  # fmt: skip
+    axes: dict[str, dict[str, AxisValue]] = {_METHOD: {method.label: AxisValue() for method in methods}}
+    return Study(metric, axes=axes, seeds=[], report=report), StudyResults("", "", tuple(runs))
+
+
+def _final(curve: Mapping[int, float]) -> float:
+    return curve[max(curve)]
+
+
 def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
-    """Returns the metric at the last evaluation within a budget; NaN if no evaluation is."""
+    """Returns the metric at the last evaluation within a budget; NaN if no evaluation is, or if the run diverged."""
     curve = run.columns[metric]
-    within = [
-        value for value, cost in zip(curve.values(), tables.spent(run, x, list(curve)), strict=True) if cost <= budget
-    ]
-    return within[-1] if within else math.nan
+    costs = summary.spent(run, x, list(curve))
+    within = [value for value, cost in zip(curve.values(), costs, strict=True) if cost <= budget]
+    return within[-1] if within and not is_lost(curve) else math.nan
 
 
 def to_target(run: MeasuredRun, metric: str, x: str, target: float, goal: Goal | None = None) -> float:
-    """Returns the cost up to the first evaluation that reaches the target; NaN if none does."""
-    reached = first_as_good(run.columns[metric], metric, target, goal)
-    return math.nan if reached is None else tables.spent(run, x, [reached])[0]
+    """Returns the cost up to the first evaluation that reaches the target; NaN if none does, or if the run diverged."""
+    curve = run.columns[metric]
+    reached = None if is_lost(curve) else first_as_good(curve, metric, target, goal)
+    return math.nan if reached is None else summary.spent(run, x, [reached])[0]
 
 
 def derived_columns(
@@ -87,11 +130,11 @@ def derived_columns(
         columns[f"at {x} {budget:g}"] = partial(at_budget, metric=metric, x=x, budget=budget)
     if target is not None:
         values = [value for method in methods for run in method.runs for value in run.columns[metric].values()]
-        low, high = (0, 1) if tables.is_share(metric, values) else (-math.inf, math.inf)
+        low, high = (0, 1) if summary.is_share(metric, values) else (-math.inf, math.inf)
         expect_number("--target", target, least=low, most=high)
-        costs = [x, *(cost for cost in _COSTS if cost != x and tables.is_measured(methods, cost))]
+        costs = [x, *(cost for cost in _COSTS if cost != x and summary.is_measured(methods, cost))]
         reach = partial(to_target, metric=metric, target=target, goal=goal_of(metric, goal, "--goal"))
-        columns |= {f"{cost} to {target:g}": partial(reach, x=cost) for cost in costs}
+        columns |= {f"{cost}{TO_TARGET}{target:g}": partial(reach, x=cost) for cost in costs}
     return columns
 
 
@@ -122,27 +165,46 @@ def _parser() -> CommandParser:
         "--goal", choices=("min", "max"), help="whether the smallest or the largest value of the metric is the best"
     )
     parser.add_argument(
-        "--format", choices=("png", "html"), default="png", help="a picture (default) or an interactive page"
+        "--baseline", metavar="METHOD", help="add a table: differences to this method with intervals, paired by seed"
+    )
+    parser.add_argument(
+        "--best", action="store_true", help="mark the best mean (bold) and the second (underlined) in md and tex"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("png", "html", "md", "tex"),
+        default="png",
+        help="a picture (default), an interactive page, or the tables in Markdown or LaTeX",
     )
     parser.add_argument(
         "--output",
         type=Path,
-        help="folder for report.png (or report.html) and report.csv (default: RUNS if it is one folder, else here)",
+        help="folder for report.png (or .html, .md, .tex) and report.csv (default: RUNS if it is one folder, else "
+        "here)",
     )
     return parser
 
 
-def _write(options: argparse.Namespace, rows: Sequence[tables.Row], metric: str, notes: Sequence[str]) -> list[Path]:
+def _lines(table: StudyTable) -> list[list[object]]:
+    """Returns a line for each method with unscaled numbers; without a value for some seed the mean is empty."""
+    names = [statistic for (statistic,) in table.columns]
+    columns = ["last10" if name == f"last {LAST}" else name.replace(" ", "_") for name in names]
+    lines: list[list[object]] = [
+        ["metric", "method", "seeds", "rounds", *(f"{name}_{part}" for name in columns for part in ("mean", "std"))]
+    ]
+    for row in table.rows:
+        cells = [table.cells[row, column] for column in table.columns]
+        runs, found = cells[0].runs, [cell.summary for cell in cells]
+        numbers = [number for one in found for number in ((one.mean, one.std) if one.found is None else (None, None))]
+        lines.append([cells[0].names["metric"], *row, len(runs), max(run.rounds for run in runs), *numbers])
+    return lines
+
+
+def _write(options: argparse.Namespace, contents: Mapping[str, bytes]) -> list[Path]:
     # A report with other options gets a file name of its own, so that it does not replace the default one.
     parts = ["report", options.metric, options.x if options.x != "round" else None]
     stem = "-".join(part.replace("/", "_") for part in parts if part)
     folder: Path = options.output or (options.runs[0] if len(options.runs) == 1 else Path())
-    picture, table = folder / f"{stem}.{options.format}", folder / f"{stem}.csv"
-    if options.format == "html":
-        drawn = report_page(rows, metric, options.x, notes).encode()
-    else:
-        methods = {index: row.method for index, row in enumerate(rows)}
-        drawn = png(panels_figure({("", metric): methods}, options.x), dpi=150)
-    tables.write_csv(rows, metric, table)
-    write_atomically(picture, drawn, "--output")
-    return [picture, table]
+    for kind, content in contents.items():
+        write_atomically(folder / f"{stem}.{kind}", content, "--output")
+    return [folder / f"{stem}.{kind}" for kind in contents]

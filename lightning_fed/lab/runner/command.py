@@ -19,7 +19,7 @@ from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError, expect_count
 from lightning_fed.lab.common import CommandParser, are, one_line
 from lightning_fed.lab.report.load import read_metrics
-from lightning_fed.lab.report.tables import counted
+from lightning_fed.lab.report.summary import counted
 from lightning_fed.lab.runner.file import help_on_keys, load_study
 from lightning_fed.lab.runner.pool import Outcome, Pool
 from lightning_fed.lab.runner.record import LOG, Guard, done_run

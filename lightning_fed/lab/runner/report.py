@@ -2,20 +2,20 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_fed.core.files import png, write_atomically
+from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import CommandParser, are, csv_text, expect_known, one_line
+from lightning_fed.lab.common import CommandParser, are, expect_known, one_line
 from lightning_fed.lab.report.load import MeasuredRun
-from lightning_fed.lab.report.tables import X_SUMS, columns_of, counted
+from lightning_fed.lab.report.summary import X_SUMS, columns_of, counted
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.record import RECORD, done_run, read_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
-from lightning_fed.lab.studies import blocks, formats
+from lightning_fed.lab.studies import blocks
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations
 from lightning_fed.lab.studies.comparison import level_columns
 from lightning_fed.lab.studies.published import read_published
@@ -27,6 +27,7 @@ from lightning_fed.runs.statistics import known_goal, run_statistic
 __all__ = ["collect", "in_order", "joined", "main"]
 
 _Key = tuple[str, ...]
+_FILES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "png": "curves.png", "html": "report.html"}
 
 
 def main(argv: list[str]) -> int:
@@ -37,8 +38,12 @@ def main(argv: list[str]) -> int:
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
     recorded = {name: goal for run in results.runs for name, goal in run.goals.items()}
     study = replace(study, report=study.report.with_goals(recorded))
+    published = read_published(study.report.published, reported_axes(whole)) if study.report.published else None
+    table = study_table(study, results, published)
+    tables = blocks.study_blocks(study, results, table, published.table if published else "", options.best)
     runs = {} if options.source or options.format != "html" else _run_folders(study, options)
-    files = dict(_files(study, whole, results, options, runs))
+    kinds = [options.format] if options.format else [kind for kind in _FILES if kind != "html"]
+    files = {_FILES[kind]: blocks.drawn(kind, study, results, table, tables, runs) for kind in kinds}
     for name, content in files.items():
         write_atomically(folder / name, content, "--output")
     if "table.md" in files:
@@ -62,7 +67,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--profile", metavar="NAME", help="profile (default: full, or of --from)")
     parser.add_argument(
         "--format",
-        choices=("md", "csv", "tex", "png", "html"),
+        choices=_FILES,
         help="only this format (default: all except html)",
     )
     parser.add_argument(
@@ -146,28 +151,6 @@ def _run_folders(study: Study, options: argparse.Namespace) -> dict[str, Measure
     tuned, _ = with_choices(study, cells, groups_of(study, cells, root, writes=False))
     found = ((done_run(root, cell), read_run(root, cell)) for cell in tuned)
     return {run.fingerprint: MeasuredRun(**vars(run), columns=columns) for run, columns in found if run and columns}
-
-
-def _files(
-    study: Study, whole: Study, results: StudyResults, options: argparse.Namespace, runs: dict[str, MeasuredRun]
-) -> Iterator[tuple[str, bytes]]:
-    """Yields the names and contents of the requested files."""
-    named, only = study.report.published, options.format
-    published = read_published(named, reported_axes(whole)) if named else None
-    table = study_table(study, results, published)
-    tables = blocks.study_blocks(study, results, table, published.table if published else "", options.best)
-    text = blocks.heading(study, results)
-    if only in (None, "md"):
-        yield "table.md", formats.as_markdown(text, tables, table.notes).encode()
-    if only in (None, "csv"):
-        yield "table.csv", csv_text(blocks.table_lines(table), end="\n").encode()
-    if only in (None, "tex"):
-        yield "table.tex", formats.as_latex(text, tables, table.notes).encode()
-    if only in (None, "png"):
-        yield "curves.png", png(formats.study_figure(table, study.report.x), dpi=150)
-    if only == "html":
-        charts = blocks.tuning_charts(study, results.trials)
-        yield "report.html", formats.study_page(text, tables, table, study.report.x, charts, runs).encode()
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.report.tables import counted
+from lightning_fed.lab.report.summary import counted
 from lightning_fed.lab.studies.results import AT_EQUAL, StudyResults, StudyRun, is_lost, value_of_run
 from lightning_fed.lab.studies.study import Report, Study
 from lightning_fed.runs.statistics import Goal, goal_of
@@ -215,8 +215,8 @@ def level_columns(report: Report) -> list[str]:
 
 def value_of(run: StudyRun, statistic: str, metric: str, goal: Goal | None = None) -> float:
     """Returns a statistic of one run from ``with_levels``; NaN if it diverged or has no round with loss and metric."""
-    if statistic.startswith(AT_EQUAL):
-        return run.at_equal.get((metric, statistic), (0, math.nan))[1]
+    if statistic.startswith(AT_EQUAL) or (metric, statistic) in run.read:
+        return run.read.get((metric, statistic), math.nan)
     return value_of_run(run.curves[metric], statistic, metric, goal)
 
 
@@ -234,8 +234,8 @@ def with_levels(study: Study, results: StudyResults) -> tuple[StudyResults, list
         for metric in report.metric:
             found = _first_rounds(runs, report, loss, metric)
             for at, round_ in found.items():
-                read = (round_, runs[at].curves[metric][round_])
-                runs[at] = replace(runs[at], at_equal={**runs[at].at_equal, (metric, AT_EQUAL + loss): read})
+                read = {(metric, AT_EQUAL + loss): runs[at].curves[metric][round_]}
+                runs[at] = replace(runs[at], read=runs[at].read | read)
             if found:
                 where = f"rounds {min(found.values())} to {max(found.values())}"
                 notes.append(f"`{AT_EQUAL}{loss}` takes `{metric}` at {where} of the runs.")

@@ -11,18 +11,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from lightning_fed.lab.common import import_extra, one_line
+from lightning_fed.lab.common import aligned, import_extra, one_line
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.lab.report.page import MOST_LINES, details_of_runs, html_table, section, whole_page
 from lightning_fed.lab.report.plots import AXES, curves_html, panels_figure
-from lightning_fed.lab.report.tables import is_measured
+from lightning_fed.lab.report.summary import is_measured
 from lightning_fed.lab.studies.results import StudyRun, is_lost
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Block", "as_latex", "as_markdown", "column_head", "study_figure", "study_page", "without_constants"]
+__all__ = [
+    "Block",
+    "as_latex",
+    "as_markdown",
+    "as_text",
+    "column_head",
+    "study_figure",
+    "study_page",
+    "without_constants",
+]
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -62,6 +71,16 @@ def without_constants(block: Block) -> Block:
     lines = [[cell for at, cell in enumerate(line) if at not in same] for line in block.lines]
     labels = block.labels - sum(at < block.labels for at in same)
     return replace(block, lines=lines, labels=labels, above=f"In all rows: {said}." if said else "")
+
+
+def as_text(blocks: Sequence[Block], notes: Sequence[str]) -> str:
+    """Writes tables and notes for a terminal, with columns of equal width."""
+    parts = list[str]()
+    for block in blocks:
+        head, *rows = block.lines
+        rule = ["-" * max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        parts += [block.title, block.above, aligned([head, rule, *rows]), block.note]
+    return "\n\n".join(one for one in (*parts, *map(one_line, notes)) if one)
 
 
 def _paragraphs(parts: Iterable[str]) -> str:
@@ -237,7 +256,7 @@ def _measured(run: StudyRun, folders: Mapping[str, MeasuredRun]) -> MeasuredRun:
 
 def _runs(table: StudyTable, folders: Mapping[str, MeasuredRun]) -> list[Method]:
     """Returns each combination of values as a method, with its runs whose folders are available."""
-    axes, methods = _differing(table), dict[str, dict[int, MeasuredRun]]()
+    axes, methods = _differing(table) or _sides(table)[0], dict[str, dict[int, MeasuredRun]]()
     for cell in table.cells.values():
         found = {run.seed: folders[run.fingerprint] for run in cell.runs if run.fingerprint in folders}
         methods.setdefault(_label(cell, axes), {}).update(found)

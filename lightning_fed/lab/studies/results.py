@@ -14,8 +14,8 @@ from lightning_fed.lab.common import csv_text, no_apostrophe
 from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
 
 __all__ = [
-    "AT_EQUAL", "BESIDE", "RESERVED", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results",
-    "value_of_run", "write_results",
+    "AT_EQUAL", "BESIDE", "RESERVED", "TO_TARGET", "StudyResults", "StudyRun", "Trial", "is_lost",
+    "read_results", "value_of_run", "write_results",
 ]  # fmt: skip
 
 RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic", "stage")
@@ -23,6 +23,9 @@ RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metri
 
 AT_EQUAL = "at equal "
 """The prefix of a statistic that is taken at equal loss; the name of the loss follows."""
+
+TO_TARGET = " to "
+"""Stands in a statistic that is a cost, between its column and the target: ``gradients to 0.8``."""
 
 BESIDE = " best, not to choose by"
 """The end of the name of a trial's value that is shown but does not decide."""
@@ -47,8 +50,8 @@ class StudyRun:
     curves: dict[str, dict[int, float]] = field(default_factory=dict)  # by metric and evaluated round, in order
     goals: dict[str, Goal] = field(default_factory=dict)  # of metrics whose names do not say them
     created: float = field(default=0.0, compare=False)  # seconds since the epoch; 0 if only tables exist
-    at_equal: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict, compare=False)
-    """By metric and statistic, the round and the value at equal loss; see ``with_levels``."""
+    read: dict[tuple[str, str], float] = field(default_factory=dict, compare=False)
+    """By metric and statistic, what its curve alone does not give, such as the value at equal loss."""
 
     def shown(self, metrics: Iterable[str]) -> list[list[tuple[int, str]]]:
         """Returns the rounds and values of some metrics, as tables have them."""
