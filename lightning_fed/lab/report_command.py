@@ -1,4 +1,4 @@
-"""The command ``lightning-fed report RUNS... [--metric NAME] [--x NAME] [--format html] [--output DIR]``."""
+"""The command ``lightning-fed report RUNS... [--metric NAME] [--format html]``, or with ``--study FILE`` of a study."""
 
 import argparse
 import math
@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from lightning_fed.core.files import write_atomically
-from lightning_fed.errors import FederatedError, expect_choice, expect_number
+from lightning_fed.errors import FederatedError, expect, expect_choice, expect_number
 from lightning_fed.lab.common import CommandParser, csv_text
 from lightning_fed.lab.report import summary
 from lightning_fed.lab.report.load import MeasuredRun, Method, group_runs, load_runs
@@ -17,25 +17,30 @@ from lightning_fed.lab.studies.formats import as_text
 from lightning_fed.lab.studies.results import TO_TARGET, StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import AxisValue, Name, Report, Study
 from lightning_fed.lab.studies.table import StudyTable, study_table
-from lightning_fed.runs.statistics import LAST, Goal, first_as_good, goal_of, known_goal, mean_of
+from lightning_fed.runs.statistics import LAST, Goal, first_as_good, goal_of, known_goal, mean_of, run_statistic
 
 __all__ = ["as_study", "at_budget", "choose_metric", "derived_columns", "main", "to_target"]
 
 _METHOD = "method"
+_OF_STUDIES = {"profile": "--profile", "source": "--from"}
+_OF_RUNS = {name: f"--{name}" for name in ("metric", "x", "budget", "target", "goal", "baseline")}
 # The costs of a target, besides x, that are shown if every run measured them.
 _COSTS = ("round", "comm/bytes", "gradients", "time")
 
 
 def main(argv: list[str]) -> int:
-    """Prints the table over methods and seeds, writes it as CSV and in the chosen format, and returns 0.
-
-    With ``--study`` it makes the report of a study instead.
-    """
-    if any(word.partition("=")[0] == "--study" for word in argv):
-        from lightning_fed.lab.runner.report import main as report_study
-
-        return report_study(argv)
+    """Makes the report on run folders, or with ``--study`` that on a study; returns 0."""
     options = _parser().parse_args(argv)
+    others, word = (_OF_RUNS, "without") if options.study else (_OF_STUDIES, "with")
+    for name, option in others.items():
+        expect(getattr(options, name) is None, f"Expected `{option}` only {word} `--study`.")
+    if options.study:
+        from lightning_fed.lab.runner.report import report_study
+
+        report_study(options)
+        return 0
+    expect(options.runs, "Expected `lightning-fed report` with folders of runs, or with `--study FILE`, got none.")
+    options.x = options.x or "round"
     runs, notes = load_runs(options.runs)
     metric = options.metric or choose_metric(runs)
     methods, more_notes = group_runs(runs, metric)
@@ -51,8 +56,9 @@ def main(argv: list[str]) -> int:
     if goal is None:
         notes.append(f"The best of {metric} is not known by its name: say it by `--goal min` or `--goal max`.")
     table, tables = replace(table, notes=tuple(notes)), study_blocks(study, results, table, best=options.best)
-    content = drawn(options.format, study, results, table, tables, {str(run.path): run for run in runs})
-    written = _write(options, {options.format: content, "csv": csv_text(_lines(table)).encode()})
+    kind = options.format or "png"
+    content = drawn(kind, study, results, table, tables, {str(run.path): run for run in runs})
+    written = _write(options, {kind: content, "csv": csv_text(_lines(table)).encode()})
     print(as_text(tables, [*notes, f"written: {', '.join(map(str, written))}"]))
     return 0
 
@@ -76,9 +82,12 @@ def as_study(
     a value, or to NaN if there is none.
     """
     if goal is not None:
-        sign = 1 if goal == "min" else -1
-        finals = {method.label: mean_of([_final(run.columns[metric]) for run in method.runs]) for method in methods}
-        methods = sorted(methods, key=lambda one: (math.isnan(finals[one.label]), sign * finals[one.label]))
+
+        def place(method: Method) -> tuple[bool, float]:
+            end = mean_of([run_statistic(run.columns[metric], "final", metric) for run in method.runs])
+            return math.isnan(end), end if goal == "min" else -end
+
+        methods = sorted(methods, key=place)
     if baseline is not None:
         expect_choice("--baseline", baseline, [method.label for method in methods])
     runs = [
@@ -96,10 +105,6 @@ def as_study(
     )  # fmt: skip
     axes: dict[str, dict[str, AxisValue]] = {_METHOD: {method.label: AxisValue() for method in methods}}
     return Study(metric, axes=axes, seeds=[], report=report), StudyResults("", "", tuple(runs))
-
-
-def _final(curve: Mapping[int, float]) -> float:
-    return curve[max(curve)]
 
 
 def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
@@ -142,46 +147,32 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         prog="lightning-fed report",
         description="Makes a table and a picture of a metric over methods and seeds from run folders. Runs that differ "
-        "only in their seed are one method; the newest run of each seed counts.",
-        epilog="`lightning-fed report --study FILE` makes the tables of a study; `--study FILE --help` lists options.",
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUNS", help="folder of a run, or a folder above runs")
-    parser.add_argument("--metric", help="column of metrics.csv (default: test/acc, else val/acc, else a loss)")
-    parser.add_argument(
-        "--x",
-        default="round",
-        help="round (default), time, comm/rounds, comm/bytes (both ways), comm/bytes_up, gradients or another "
-        "cumulative column",
-    )
-    parser.add_argument(
-        "--budget", type=float, help="add a column: the metric at the last evaluation within this budget of --x"
-    )
-    parser.add_argument(
-        "--target",
-        type=float,
-        help="add columns: rounds, bytes, gradients and seconds until the metric reaches this value, as in metrics.csv",
-    )
-    parser.add_argument(
-        "--goal", choices=("min", "max"), help="whether the smallest or the largest value of the metric is the best"
-    )
-    parser.add_argument(
-        "--baseline", metavar="METHOD", help="add a table: differences to this method with intervals, paired by seed"
-    )
-    parser.add_argument(
-        "--best", action="store_true", help="mark the best mean (bold) and the second (underlined) in md and tex"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("png", "html", "md", "tex"),
-        default="png",
-        help="a picture (default), an interactive page, or the tables in Markdown or LaTeX",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="folder for report.png (or .html, .md, .tex) and report.csv (default: RUNS if it is one folder, else "
-        "here)",
-    )
+        "only in their seed are one method; the newest run of each seed counts. With --study it makes the tables and "
+        "curves of a study: results.csv, curves.csv, table.md, table.csv, table.tex and curves.png.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("runs", nargs="*", type=Path, metavar="RUNS",
+        help="folder of a run, or a folder above runs; of a study the `--output` of `lightning-fed study` (default: "
+        "runs/studies)")  # fmt: skip
+    add("--format", choices=("png", "html", "md", "tex", "csv"),
+        help="a picture (default), an interactive page, or the tables; of a study only this (default: all but html)",
+    )  # fmt: skip
+    add("--best", action="store_true", help="mark the best mean (bold) and the second (underlined) in md and tex")
+    add("--output", type=Path, metavar="DIR", help="folder for the files (default: that of the runs, if it is one)")
+    runs = parser.add_argument_group("without --study").add_argument
+    runs("--metric", help="column of metrics.csv (default: test/acc, else val/acc, else a loss)")
+    runs("--x", help="round (default), time, comm/rounds, comm/bytes (both ways), comm/bytes_up, gradients or another "
+        "cumulative column")  # fmt: skip
+    runs("--budget", type=float, help="add a column: the metric at the last evaluation within this budget of --x")
+    runs("--target", type=float, help="add columns: rounds, bytes, gradients and seconds until the metric reaches this "
+        "value, as in metrics.csv")  # fmt: skip
+    runs("--goal", choices=("min", "max"), help="whether the smallest or the largest value of the metric is the best")
+    runs("--baseline", metavar="METHOD", help="add a table: differences to this method with intervals, paired by seed")
+    study = parser.add_argument_group("of a study").add_argument
+    study("--study", metavar="FILE", help="file of the study, or the name of a shipped study")
+    study("--profile", metavar="NAME", help="profile (default: full, or of --from)")
+    study("--from", type=Path, nargs="+", metavar="DIR", dest="source",
+        help="join the runs in several folders; results.csv and curves.csv are enough")  # fmt: skip
     return parser
 
 

@@ -139,6 +139,19 @@ def test_mistakes_in_the_options_are_one_sentence(argv: list[str], capsys) -> No
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--study", "quickstart", "--metric", "val/acc"], "`--metric` only without `--study`"),
+        (["runs", "--from", "runs"], "`--from` only with `--study`"),
+        (["a", "b", "--study", "quickstart"], "one folder of runs with `--study`, got 2"),
+    ],
+)
+def test_an_option_of_the_other_report_is_not_ignored(argv: list[str], said: str) -> None:
+    with pytest.raises(FederatedError, match=said):
+        main(argv)
+
+
 def test_an_output_that_cannot_be_written_is_one_sentence(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FederatedError, match="--output"):

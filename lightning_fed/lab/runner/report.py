@@ -1,4 +1,4 @@
-"""The command ``lightning-fed report --study FILE [RUNS] [--profile NAME] [--output DIR] [--from DIR...]``."""
+"""The report on a study, from its runs or from tables of theirs: ``lightning-fed report --study FILE``."""
 
 import argparse
 from collections import Counter
@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_fed.core.files import write_atomically
-from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import CommandParser, are, expect_known, one_line
+from lightning_fed.errors import FederatedError, expect
+from lightning_fed.lab.common import are, expect_known, one_line
 from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.lab.report.summary import X_SUMS, columns_of, counted
 from lightning_fed.lab.runner.command import study_folder
@@ -24,17 +24,18 @@ from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axe
 from lightning_fed.lab.studies.table import study_table
 from lightning_fed.runs.statistics import known_goal, run_statistic
 
-__all__ = ["collect", "in_order", "joined", "main"]
+__all__ = ["collect", "in_order", "joined", "report_study"]
 
 _Key = tuple[str, ...]
 _FILES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "png": "curves.png", "html": "report.html"}
 
 
-def main(argv: list[str]) -> int:
-    """Writes the tables and pictures of a study, prints the first table and returns 0."""
-    options = _parser().parse_args(argv)
+def report_study(options: argparse.Namespace) -> None:
+    """Writes the tables and pictures of a study, and prints the first table."""
     # Published figures may name values of axes that the profile leaves out, so they need the whole file.
     whole = load_study(options.study)
+    expect(len(options.runs) < 2, f"Expected one folder of runs with `--study`, got {len(options.runs)}.")
+    options.runs = options.runs[0] if options.runs else Path("runs/studies")
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
     recorded = {name: goal for run in results.runs for name, goal in run.goals.items()}
     study = replace(study, report=study.report.with_goals(recorded))
@@ -49,36 +50,6 @@ def main(argv: list[str]) -> int:
     if "table.md" in files:
         print(files["table.md"].decode())
     print(one_line("written: " + ", ".join(str(folder / name) for name in files)))
-    return 0
-
-
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="lightning-fed report --study FILE",
-        description="Makes the tables and curves of a study, given by its file or the name of a shipped study: "
-        "results.csv, curves.csv, table.md, table.csv, table.tex and curves.png in the folder of its runs.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--study", required=True, metavar="FILE", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "runs", nargs="?", type=Path, default=Path("runs/studies"), metavar="RUNS",
-        help="folder given as `--output` to `lightning-fed study` (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--profile", metavar="NAME", help="profile (default: full, or of --from)")
-    parser.add_argument(
-        "--format",
-        choices=_FILES,
-        help="only this format (default: all except html)",
-    )
-    parser.add_argument(
-        "--best", action="store_true", help="mark the best mean (bold) and the second (underlined) in table.md and .tex"
-    )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder for the files (default: that of the runs)")
-    parser.add_argument(
-        "--from", type=Path, nargs="+", metavar="DIR", dest="source",
-        help="join the runs in several folders; results.csv and curves.csv are enough",
-    )  # fmt: skip
-    return parser
 
 
 def _from_runs(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
