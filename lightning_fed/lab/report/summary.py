@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import stdev
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import expect
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.runs.statistics import mean_of, missing_rounds, words_of
 
@@ -100,8 +100,8 @@ def spent(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
     """
     totals = [float(at) if x == "round" else 0.0 for at in rounds]
     for column in columns_of(x):
-        if column not in run.columns:
-            raise FederatedError(f"Expected `--x` to name a column of every run, got {x!r}, missing in {run.path}.")
+        there = column in run.columns
+        expect(there, f"Expected `--x` to name a column of every run, got {x!r}, missing in {run.path}.")
         values = list(run.columns[column].values())
         cumulative = [0.0, *(accumulate(values) if x == "time" else values)]
         measured = list(run.columns[column])

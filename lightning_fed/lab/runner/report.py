@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_fed.core.files import write_atomically
-from lightning_fed.errors import FederatedError, expect
+from lightning_fed.errors import expect
 from lightning_fed.lab.common import are, expect_known, one_line
 from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.lab.report.summary import X_SUMS, columns_of, counted
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
-from lightning_fed.lab.runner.record import RECORD, done_run, read_run
+from lightning_fed.lab.runner.record import RECORD, measured_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
 from lightning_fed.lab.studies import blocks
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations
-from lightning_fed.lab.studies.comparison import level_columns
+from lightning_fed.lab.studies.comparison import equal_losses
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.results import BESIDE, StudyResults, StudyRun, Trial, read_results, write_results
 from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes, tuned_per
@@ -70,8 +70,7 @@ def _from_tables(options: argparse.Namespace) -> tuple[Study, StudyResults, Path
     study = load_study(options.study, results.profile)
     given = {"--profile": (options.profile or results.profile, results.profile), "--study": (study.name, results.name)}
     for option, (name, held) in given.items():
-        if name != held:
-            raise FederatedError(f"Expected `{option}` to be {held}, as in {folders[0]}, got {name!r}.")
+        expect(name == held, f"Expected `{option}` to be {held}, as in {folders[0]}, got {name!r}.")
     return study, results, options.output or folders[0]
 
 
@@ -109,7 +108,10 @@ def _part(study: Study, profile: str, folder: Path) -> tuple[StudyResults | None
     root = root if root.is_dir() else folder
     if _has_runs(root):
         results = collect(study, profile, root)[0]
-        return results, unknown_runs(root, results)
+        known = {(*_key(run), *run.chosen.items()) for run in results.runs}
+        known |= {(*_key(trial), *trial.options.items()) for trial in results.trials}
+        unknown = sum(1 for _ in root.rglob(RECORD)) - len(known)
+        return results, _of_another_version(root, unknown) if unknown > 0 else ""
     if not _has_tables(root):
         return None, ""
     results = read_results(root)
@@ -120,8 +122,7 @@ def _run_folders(study: Study, options: argparse.Namespace) -> dict[str, Measure
     """Returns the finished runs of a study by fingerprint, with all their measurements."""
     root, cells = study_folder(options.runs, study.name, options.profile or "full"), cells_of(study)
     tuned, _ = with_choices(study, cells, groups_of(study, cells, root, writes=False))
-    found = ((done_run(root, cell), read_run(root, cell)) for cell in tuned)
-    return {run.fingerprint: MeasuredRun(**vars(run), columns=columns) for run, columns in found if run and columns}
+    return {run.fingerprint: run for cell in tuned if (run := measured_run(root, cell)) and run.columns}
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:
@@ -141,37 +142,37 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
     for key, wanted, there in (
         ("metric", ", ".join(report.metric), kept & {*report.metric}),
         ("x", report.x, kept.issuperset(columns_of(report.x))),
-        ("statistic", ", ".join(level_columns(report)), kept.issuperset(level_columns(report))),
+        ("statistic", ", ".join(equal_losses(report)), kept.issuperset(equal_losses(report))),
     ):
         if runs and not there:
-            columns = {"round", *X_SUMS, *(name for cell in tuned for name in read_run(root, cell) or ())}
+            found = (one for cell in tuned if (one := measured_run(root, cell)))
+            columns = {"round", *X_SUMS, *(name for one in found for name in one.columns)}
             expect_known(f"report.{key}", [wanted], sorted(columns - {wanted}), "a column that was measured")
     return StudyResults(study.name, profile, tuple(runs.values()), in_order(study, trials)), [*missing, *undecided]
 
 
 def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
-    run, columns = done_run(root, cell), read_run(root, cell)
-    if run is None or columns is None:
+    if (run := measured_run(root, cell)) is None:
         return None
-    last = max((at for column in columns.values() for at in column), default=0)
-    kept = [name for name in (*report.metric, *columns_of(report.x), *level_columns(report)) if name in columns]
-    curves, report = {name: columns[name] for name in kept}, report.with_goals(run.goals)
+    last = max((at for column in run.columns.values() for at in column), default=0)
+    kept = [name for name in (*report.metric, *columns_of(report.x), *equal_losses(report)) if name in run.columns]
+    curves, report = {name: run.columns[name] for name in kept}, report.with_goals(run.goals)
     goals = {name: goal for name in kept if (goal := report.goal_in(name)) and goal != known_goal(name)}
     return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves, goals, run.created)
 
 
 def _trial(root: Path, cell: Cell, study: Study, stage: int) -> Trial | None:
     """Reads a tuning run: the value that decides and, for information only, the best value on the test set."""
-    run, columns, tune = done_run(root, cell), read_run(root, cell), study.tune
-    if run is None or columns is None:
+    if (run := measured_run(root, cell)) is None:
         return None
+    tune = study.tune
     wanted, report = {f"{tune.metric} {tune.statistic}": (tune.metric, tune.statistic, tune.goal)}, study.report
     shown = ((name, report.with_goals(run.goals).goal_in(name)) for name in report.metric)
     wanted |= {name + BESIDE: (name, "best", goal) for name, goal in shown if goal}
     values = {
-        title: run_statistic(columns[name], statistic, name, goal)
+        title: run_statistic(run.columns[name], statistic, name, goal)
         for title, (name, statistic, goal) in wanted.items()
-        if name in columns
+        if name in run.columns
     }
     return Trial(dict(cell.axes), cell.seed, _as_words(cell), values, stage)
 
@@ -201,7 +202,7 @@ def joined(study: Study, parts: Mapping[Path, StudyResults]) -> tuple[StudyResul
         if wrong := [str(place) for place, one in same if one.shown(metrics) != run.shown(metrics)]:
             differing.append(f"{', '.join(key[:-1])}, seed {run.seed} ({', '.join([str(folder), *wrong])})")
     others.update(str(place) for key, several in found.items() if key not in order for place, _ in several)
-    notes = [f"{place} holds {_of_another_version(count)}" for place, count in others.items()]
+    notes = [_of_another_version(place, count) for place, count in others.items()]
     notes += _on_several(taken, differing)
     first = next(iter(parts.values()))
     trials = dict[tuple[object, ...], Trial]()
@@ -229,17 +230,9 @@ def _on_several(taken: Counter[str], differing: Sequence[str]) -> list[str]:
     return notes
 
 
-def unknown_runs(root: Path, results: StudyResults) -> str:
-    """Says how many finished runs below a folder are from another version of the study; empty if there are none."""
-    known = {(*_key(run), *run.chosen.items()) for run in results.runs}
-    known |= {(*_key(trial), *trial.options.items()) for trial in results.trials}
-    unknown = sum(1 for _ in root.rglob(RECORD)) - len(known)
-    return f"{root} holds {_of_another_version(unknown)}" if unknown > 0 else ""
-
-
-def _of_another_version(count: int) -> str:
-    verb = are(count)
-    return f"{counted(count, 'run')} of another version of the study, with unknown fingerprints, which {verb} left out."
+def _of_another_version(place: object, count: int) -> str:
+    runs = f"{counted(count, 'run')} of another version of the study, with unknown fingerprints"
+    return f"{place} holds {runs}, which {are(count)} left out."
 
 
 def in_order(study: Study, trials: Iterable[Trial]) -> tuple[Trial, ...]:

@@ -5,23 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from statistics import fmean
-from types import MappingProxyType
 
 from lightning_fed.core.files import png
 from lightning_fed.lab.common import csv_text
 from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.lab.report.plots import tuning_html
 from lightning_fed.lab.report.summary import counted, is_share, over_seeds, summarize
-from lightning_fed.lab.studies.comparison import Verdict, pairs_needed, visible_gain
-from lightning_fed.lab.studies.formats import (
-    Block,
-    as_latex,
-    as_markdown,
-    column_head,
-    study_figure,
-    study_page,
-    without_constants,
-)
+from lightning_fed.lab.studies import formats
+from lightning_fed.lab.studies.comparison import pairs_needed, visible_gain
+from lightning_fed.lab.studies.formats import Block, column_head, without_constants
 from lightning_fed.lab.studies.results import BESIDE, StudyResults, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
@@ -61,17 +53,18 @@ def study_blocks(
 
 def drawn(
     kind: str, study: Study, results: StudyResults, table: StudyTable, blocks: Sequence[Block],
-    folders: Mapping[str, MeasuredRun] = MappingProxyType({}),
+    folders: Mapping[str, MeasuredRun],
 ) -> bytes:  # fmt: skip
     """Writes a study in one format: ``md``, ``csv``, ``tex``, ``png``, or ``html`` with what the runs' folders hold."""
     text, x = heading(study, results), study.report.x
     if kind == "png":
-        return png(study_figure(table, x), dpi=150)
+        return png(formats.study_figure(table, x), dpi=150)
     if kind == "html":
-        return study_page(text, blocks, table, x, tuning_charts(study, results.trials), folders).encode()
+        return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials), folders).encode()
     if kind == "csv":
         return csv_text(table_lines(table), end="\n").encode()
-    return (as_latex if kind == "tex" else as_markdown)(text, blocks, table.notes).encode()
+    write = formats.as_latex if kind == "tex" else formats.as_markdown
+    return write(text, blocks, table.notes).encode()
 
 
 def _main(study: Study, table: StudyTable, best: bool) -> Block:
@@ -137,7 +130,11 @@ def _differences(study: Study, table: StudyTable) -> Block:
         p_value = "" if math.isnan(cell.p_holm) else f"{cell.p_holm:.3f}" if cell.p_holm >= 0.001 else "< 0.001"
         seen = _signed(visible_gain(found.std, found.pairs), cell.percent).lstrip("+")
         line = [*row, *column, _signed(found.mean, cell.percent), *intervals, p_value, str(found.pairs), seen]
-        lines.append(line + (_judged(cell.verdict, found.std, cell.percent) if cell.verdict else ["", "", ""]))
+        judged = ["", "", ""]
+        if verdict := cell.verdict:
+            needed = pairs_needed(verdict.claimed, found.std)
+            judged = [_signed(verdict.claimed, cell.percent), f"{needed:,}" if needed else "", verdict.word]
+        lines.append(line + judged)
     note = "Paired by seed; paired t-test, p-values adjusted (Holm) for all different tests of the table."
     for metric, other in study.report.against.items():
         note += f" {metric} is compared with {other}."
@@ -147,11 +144,6 @@ def _differences(study: Study, table: StudyTable) -> Block:
     unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
     title = f"Difference to {_baseline(study)}{unit}"
     return without_constants(Block(title, lines, len(lines[0]) - len(names), note))
-
-
-def _judged(verdict: Verdict, std: float, percent: bool) -> list[str]:
-    needed = pairs_needed(verdict.claimed, std)
-    return [_signed(verdict.claimed, percent), f"{needed:,}" if needed else "", verdict.word]
 
 
 def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], note: str = "") -> Block:

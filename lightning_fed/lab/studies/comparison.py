@@ -22,9 +22,9 @@ from lightning_fed.lab.studies.study import Report, Study
 from lightning_fed.runs.statistics import Goal, goal_of
 
 __all__ = [
-    "PairedDifference", "Verdict", "average_ranks", "has_settled", "holm_adjusted", "is_near", "level_columns",
+    "PairedDifference", "Verdict", "average_ranks", "has_settled", "holm_adjusted", "is_near", "equal_losses",
     "paired_difference", "pairs_needed", "power", "still_improves", "value_of", "verdict_on", "visible_gain",
-    "with_levels",
+    "with_equal_loss",
 ]  # fmt: skip
 
 _RESAMPLES, _COVERAGE = 9999, 0.95
@@ -208,19 +208,19 @@ def is_near(mean: float, published: float, scale: float) -> bool:
     return abs(mean - published) <= _NEAR * scale
 
 
-def level_columns(report: Report) -> list[str]:
+def equal_losses(report: Report) -> list[str]:
     """Returns the losses at which runs are compared."""
     return [name.removeprefix(AT_EQUAL) for name in report.statistic if name.startswith(AT_EQUAL)]
 
 
 def value_of(run: StudyRun, statistic: str, metric: str, goal: Goal | None = None) -> float:
-    """Returns a statistic of one run from ``with_levels``; NaN if it diverged or has no round with loss and metric."""
+    """Returns a statistic of one run, NaN if it diverged; at equal loss what ``with_equal_loss`` has read, or NaN."""
     if statistic.startswith(AT_EQUAL) or (metric, statistic) in run.read:
         return run.read.get((metric, statistic), math.nan)
     return value_of_run(run.curves[metric], statistic, metric, goal)
 
 
-def with_levels(study: Study, results: StudyResults) -> tuple[StudyResults, list[str]]:
+def with_equal_loss(study: Study, results: StudyResults) -> tuple[StudyResults, list[str]]:
     """Reads metrics at equal loss, if the report asks for it, and returns notes on the numbers.
 
     Runs that differ only in the baseline's axes are compared. For each seed the level is the max over runs of the min
@@ -229,8 +229,8 @@ def with_levels(study: Study, results: StudyResults) -> tuple[StudyResults, list
     """
     report, notes, runs = study.report, list[str](), [*results.runs]
     measured = sorted({name for run in runs for name in run.curves})
-    expect_known("report.statistic", level_columns(report), measured, "a loss that was measured after `at equal`")
-    for loss in level_columns(report):
+    expect_known("report.statistic", equal_losses(report), measured, "a loss that was measured after `at equal`")
+    for loss in equal_losses(report):
         for metric in report.metric:
             found = _first_rounds(runs, report, loss, metric)
             for at, round_ in found.items():

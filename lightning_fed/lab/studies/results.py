@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lightning_fed.core.files import read_regular, write_atomically
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 from lightning_fed.lab.common import csv_text, no_apostrophe
 from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
 
@@ -94,11 +94,11 @@ def write_results(results: StudyResults, folder: Path) -> None:
 
     Numbers have seven digits, as in single precision, so reading and writing the files again changes nothing.
     """
-    if not results.runs:
-        raise FederatedError(
-            f"Expected finished runs of the study {results.name} (profile {results.profile}), found none: run "
-            "`lightning-fed study` with the same file, `--profile` and `--output` first."
-        )
+    expect(
+        results.runs,
+        f"Expected finished runs of the study {results.name} (profile {results.profile}), found none: run "
+        "`lightning-fed study` with the same file, `--profile` and `--output` first.",
+    )
     _write(folder / "results.csv", results.runs, _run_rows(results))
     _write(folder / "curves.csv", results.runs, _curve_rows(results.runs))
     if results.trials:

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.summary import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
 from lightning_fed.lab.studies import comparison
@@ -80,7 +80,7 @@ class StudyTable:
 def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
     """Makes the table of a study, in the profile that was run, with the published figures that its report names."""
     _expect_of_study(study, results)
-    results, on_levels = comparison.with_levels(study, results)
+    results, on_equal_loss = comparison.with_equal_loss(study, results)
     row_axes, column_axes = _table_axes(study, results)
     cells = _cells(study, results.runs, row_axes, column_axes)
     if not cells:
@@ -95,7 +95,7 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
     columns = _in_order({column for _, column in cells}, column_axes, study)
     cells = {key: cells[key] for key in product(rows, columns) if key in cells}
     baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
-    notes = (*_notes(study, results), *on_levels)
+    notes = (*_notes(study, results), *on_equal_loss)
     table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
     return replace(table, ranks=_ranks(table, study.report))
 
@@ -151,10 +151,11 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
         for metric in study.report.metric
     }
     first, target = study.report.metric[0], study.report.target
-    if target is not None and target > 1 and shares[first]:
-        raise FederatedError(
-            f"Expected `report.target` in [0, 1], as {first} is measured, got {target:g}: write "
-            f"{target / 100:g} for {target:g} %."
+    if target is not None:
+        expect(
+            target <= 1 or not shares[first],
+            f"Expected `report.target` in [0, 1], as {first} is measured, got {target:g}: write {target / 100:g} for "
+            f"{target:g} %.",
         )
     return {key: _cell(names, cell, shares[names["metric"]], study.report) for key, (names, cell) in groups.items()}
 
@@ -251,7 +252,7 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
     expected = len(list(combinations(study))) * len(study.seeds)
     if len(results.runs) < expected:
         notes.append(f"Results exist for {len(results.runs):,} of {counted(expected, 'run')}.")
-    counted_in = (*study.report.metric, *comparison.level_columns(study.report))
+    counted_in = (*study.report.metric, *comparison.equal_losses(study.report))
     lost = [run for run in results.runs if any(is_lost(run.curves.get(name, {})) for name in counted_in)]
     if lost:
         notes.append(
