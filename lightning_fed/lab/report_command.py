@@ -38,7 +38,13 @@ def main(argv: list[str]) -> int:
         from lightning_fed.lab.runner.report import report_study
 
         report_study(options)
-        return 0
+    else:
+        _report_runs(options)
+    return 0
+
+
+def _report_runs(options: argparse.Namespace) -> None:
+    """Prints the table over methods and seeds, and writes it as CSV and in the chosen format."""
     expect(options.runs, "Expected `lightning-fed report` with folders of runs, or with `--study FILE`, got none.")
     options.x = options.x or "round"
     runs, notes = load_runs(options.runs)
@@ -57,10 +63,9 @@ def main(argv: list[str]) -> int:
         notes.append(f"The best of {metric} is not known by its name: say it by `--goal min` or `--goal max`.")
     table, tables = replace(table, notes=tuple(notes)), study_blocks(study, results, table, best=options.best)
     kind = options.format or "png"
-    content = drawn(kind, study, results, table, tables, {str(run.path): run for run in runs})
-    written = _write(options, {kind: content, "csv": csv_text(_lines(table)).encode()})
+    contents = {kind: drawn(kind, study, results, table, tables), "csv": csv_text(_lines(table)).encode()}
+    written = _write(options, contents)
     print(as_text(tables, [*notes, f"written: {', '.join(map(str, written))}"]))
-    return 0
 
 
 def choose_metric(runs: Sequence[MeasuredRun]) -> str:
@@ -92,8 +97,8 @@ def as_study(
         expect_choice("--baseline", baseline, [method.label for method in methods])
     runs = [
         StudyRun(
-            {_METHOD: method.label}, run.seed, str(run.path), max(run.columns[metric]), curves=run.columns,
-            read={(metric, name): value(run) for name, value in derived.items()},
+            {_METHOD: method.label}, run.seed, run.fingerprint, max(run.columns[metric]), curves=run.columns,
+            read={(metric, name): value(run) for name, value in derived.items()}, folder=run,
         )
         for method in methods
         for run in method.runs

@@ -37,14 +37,17 @@ def report_study(options: argparse.Namespace) -> None:
     expect(len(options.runs) < 2, f"Expected one folder of runs with `--study`, got {len(options.runs)}.")
     options.runs = options.runs[0] if options.runs else Path("runs/studies")
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
+    if options.format == "html" and not options.source:
+        folders = _run_folders(study, options)
+        runs = (replace(run, folder=folders.get(run.fingerprint)) for run in results.runs)
+        results = replace(results, runs=tuple(runs))
     recorded = {name: goal for run in results.runs for name, goal in run.goals.items()}
     study = replace(study, report=study.report.with_goals(recorded))
     published = read_published(study.report.published, reported_axes(whole)) if study.report.published else None
     table = study_table(study, results, published)
     tables = blocks.study_blocks(study, results, table, published.table if published else "", options.best)
-    runs = {} if options.source or options.format != "html" else _run_folders(study, options)
     kinds = [options.format] if options.format else [kind for kind in _FILES if kind != "html"]
-    files = {_FILES[kind]: blocks.drawn(kind, study, results, table, tables, runs) for kind in kinds}
+    files = {_FILES[kind]: blocks.drawn(kind, study, results, table, tables) for kind in kinds}
     for name, content in files.items():
         write_atomically(folder / name, content, "--output")
     if "table.md" in files:

@@ -8,7 +8,6 @@ from statistics import fmean
 
 from lightning_fed.core.files import png
 from lightning_fed.lab.common import csv_text
-from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.lab.report.plots import tuning_html
 from lightning_fed.lab.report.summary import counted, is_share, over_seeds, summarize
 from lightning_fed.lab.studies import formats
@@ -51,16 +50,13 @@ def study_blocks(
     return blocks
 
 
-def drawn(
-    kind: str, study: Study, results: StudyResults, table: StudyTable, blocks: Sequence[Block],
-    folders: Mapping[str, MeasuredRun],
-) -> bytes:  # fmt: skip
-    """Writes a study in one format: ``md``, ``csv``, ``tex``, ``png``, or ``html`` with what the runs' folders hold."""
+def drawn(kind: str, study: Study, results: StudyResults, table: StudyTable, blocks: Sequence[Block]) -> bytes:
+    """Writes a study in one format: ``md``, ``csv``, ``tex``, ``png`` or ``html``."""
     text, x = heading(study, results), study.report.x
     if kind == "png":
         return png(formats.study_figure(table, x), dpi=150)
     if kind == "html":
-        return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials), folders).encode()
+        return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials)).encode()
     if kind == "csv":
         return csv_text(table_lines(table), end="\n").encode()
     write = formats.as_latex if kind == "tex" else formats.as_markdown

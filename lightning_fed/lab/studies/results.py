@@ -11,6 +11,7 @@ from typing import TypeVar
 from lightning_fed.core.files import read_regular, write_atomically
 from lightning_fed.errors import FederatedError, expect
 from lightning_fed.lab.common import csv_text, no_apostrophe
+from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
 
 __all__ = [
@@ -52,6 +53,13 @@ class StudyRun:
     created: float = field(default=0.0, compare=False)  # seconds since the epoch; 0 if only tables exist
     read: dict[tuple[str, str], float] = field(default_factory=dict, compare=False)
     """By metric and statistic, what its curve alone does not give, such as the value at equal loss."""
+    folder: MeasuredRun | None = field(default=None, compare=False)  # its run folder, if it is to be shown too
+
+    @property
+    def measured(self) -> MeasuredRun:
+        """Its run folder with all columns, or else only the curves of the tables."""
+        name = self.fingerprint
+        return self.folder or MeasuredRun(Path(name), name, "", "", "", self.seed, "", 0.0, self.curves)
 
     def shown(self, metrics: Iterable[str]) -> list[list[tuple[int, str]]]:
         """Returns the rounds and values of some metrics, as tables have them."""
