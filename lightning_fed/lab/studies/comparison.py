@@ -130,16 +130,12 @@ class Verdict:
     word: Literal["reproduced", "contradicted", "undecided", "nothing learned"]
 
 
-def power(gain: float, std: float, pairs: int) -> float:
+def power(shift: float, pairs: int) -> float:
     """Returns the power of a two-sided paired t-test at 5 %: the probability that it detects a gain.
 
-    1 - F(t*; n - 1, λ) + F(-t*; n - 1, λ) with F of the noncentral t distribution and λ = |gain| √n / std, of n >= 2
-    pairs whose differences have the mean ``gain`` and the standard deviation ``std`` above 0.
+    1 - F(t*; n - 1, λ) + F(-t*; n - 1, λ) with F of the noncentral t distribution and the shift λ = |gain| √n / std, of
+    n >= 2 pairs whose differences have the mean ``gain`` and the standard deviation ``std`` above 0.
     """
-    return _power_at(abs(gain) * math.sqrt(pairs) / std, pairs)
-
-
-def _power_at(shift: float, pairs: int) -> float:
     from scipy import stats
 
     edge = float(stats.t.ppf(1 - _LEVEL / 2, pairs - 1))
@@ -153,7 +149,7 @@ def _shift_for(pairs: int) -> float:
     """Returns the λ at which the power is 80 %."""
     from scipy.optimize import brentq
 
-    return float(brentq(lambda shift: _power_at(shift, pairs) - _POWER, 0.0, 30.0))
+    return float(brentq(lambda shift: power(shift, pairs) - _POWER, 0.0, 30.0))
 
 
 def visible_gain(std: float, pairs: int) -> float:
