@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 # The modules that make the parsers of commands without a trainer.
 _PLAIN = {
-    "report": ("lightning_fed.lab.report_command", "lightning_fed.lab.runner.report"),
+    "report": ("lightning_fed.lab.report_command",),
     "study": ("lightning_fed.lab.runner.command",),
     "dashboard": ("lightning_fed.lab.dashboard_command",),
     "configs": ("lightning_fed.cli.configs_command",),

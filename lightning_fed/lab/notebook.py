@@ -21,7 +21,7 @@ from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report import load
 from lightning_fed.lab.report.page import differing, html_table, run_options
 from lightning_fed.lab.report.plots import panels_figure
-from lightning_fed.lab.report.tables import PREFERRED, counted
+from lightning_fed.lab.report.summary import PREFERRED, counted
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.statistics import run_statistic
 from lightning_fed.trainer import FederatedTrainer

@@ -1,3 +1,4 @@
+import csv
 import math
 import re
 from pathlib import Path
@@ -5,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.tables import Summary, format_table, method_rows
-from lightning_fed.lab.report_command import at_budget, derived_columns, main, to_target
+from lightning_fed.lab.report.load import Method
+from lightning_fed.lab.report.summary import Summary
+from lightning_fed.lab.report_command import as_study, at_budget, derived_columns, main, to_target
+from lightning_fed.lab.studies.blocks import study_blocks
+from lightning_fed.lab.studies.table import study_table
+from lightning_fed.runs.statistics import known_goal
 from tests.lab.report.parts import method, write_run
 
 ROWS = "round,train/loss,val/acc,val/loss,comm/bytes_up\n0,,0.1,2.3,\n1,1.0,0.5,1.5,100\n2,0.9,{acc},{loss},200\n"
@@ -60,14 +65,14 @@ def test_rounds_of_the_last_ten_that_were_not_evaluated_are_counted(tmp_path: Pa
     write_run(tmp_path, "a", 0, {0: 0.1, 5: 0.2, 10: 0.4, 15: 0.6})
     main([str(tmp_path)])
     out = capsys.readouterr().out
-    assert out.startswith("test/acc, one seed\n")
+    assert out.startswith("test/acc (%), one seed\n")
     assert re.search(r"50\.00$", out, re.MULTILINE)
     assert "`last 10` is the mean of those of its rounds that were evaluated: up to 8 were not." in out
 
 
 def test_default_metric_is_one_that_every_run_measured(runs: Path, tmp_path: Path, capsys) -> None:
     main([str(runs)])
-    assert capsys.readouterr().out.startswith("val/acc,")
+    assert capsys.readouterr().out.startswith("val/acc (%),")
     write_run(tmp_path, "c", 0, metric="val/loss", values=[2.0, 1.0], label="Loss")
     main([str(runs)])
     assert capsys.readouterr().out.startswith("val/loss,")
@@ -88,7 +93,7 @@ def test_budget_and_target_are_further_columns(runs: Path, capsys) -> None:
     # FedAvg ends at 0.7 and 0.8, GMA at 0.8 and 0.9, each after 200 bytes up.
     main([str(runs), "--x", "comm/bytes_up", "--budget", "150", "--target", "0.75"])
     out = capsys.readouterr().out
-    assert re.search(r"at comm/bytes_up 150 \(%\)  comm/bytes_up to 0.75  round to 0.75$", out, re.MULTILINE)
+    assert re.search(r"at comm/bytes_up 150  comm/bytes_up to 0.75  round to 0.75$", out, re.MULTILINE)
     assert re.search(r"^FedAvg\+SignAgreement .* 50\.00 ± 0\.00 +200 ± 0 +2 ± 0$", out, re.MULTILINE)
     assert re.search(r"^FedAvg .* 50\.00 ± 0\.00 +1 of 2 seeds +1 of 2 seeds$", out, re.MULTILINE)
     header, first, second = (runs / "report-comm_bytes_up.csv").read_text().splitlines()
@@ -134,10 +139,141 @@ def test_mistakes_in_the_options_are_one_sentence(argv: list[str], capsys) -> No
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--study", "quickstart", "--metric", "val/acc"], "`--metric` only without `--study`"),
+        (["runs", "--from", "runs"], "`--from` only with `--study`"),
+        (["a", "b", "--study", "quickstart"], "one folder of runs with `--study`, got 2"),
+    ],
+)
+def test_an_option_of_the_other_report_is_not_ignored(argv: list[str], said: str) -> None:
+    with pytest.raises(FederatedError, match=said):
+        main(argv)
+
+
 def test_an_output_that_cannot_be_written_is_one_sentence(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FederatedError, match="--output"):
         main([str(runs), "--output", str(tmp_path / "file" / "below")])
+
+
+def measured(label: str, *curves: list[float], metric: str = "test/acc") -> Method:
+    return method(label, *({metric: dict(enumerate(curve))} for curve in curves))
+
+
+def summaries(methods: list[Method], metric: str, derived=()) -> dict[str, dict[str, Summary]]:
+    """By method and statistic, in the order of the table."""
+    table = study_table(*as_study(methods, metric, known_goal(metric), dict(derived)))
+    return {
+        row: {column: table.cells[(row,), (column,)].summary for (column,) in table.columns} for (row,) in table.rows
+    }
+
+
+def shown(methods: list[Method], metric: str, derived=(), **options) -> tuple[str, list[list[str]]]:
+    """The title and the lines of the table."""
+    study, results = as_study(methods, metric, known_goal(metric), dict(derived), **options)
+    block = study_blocks(study, results, study_table(study, results))[0]
+    return block.title, block.lines
+
+
+def test_row_by_hand() -> None:
+    # Run 0: final 0.5, best 0.9, last ten of 0.9, 0.1 x 9, 0.5: (9 * 0.1 + 0.5) / 10 = 0.14.
+    # Run 1: final 0.7, best 0.8, fewer than ten: (0.6 + 0.8 + 0.7) / 3 = 0.7.
+    methods = [measured("FedAvg", [0.9] + [0.1] * 9 + [0.5], [0.6, 0.8, 0.7])]
+    row = summaries(methods, "test/acc")["FedAvg"]
+    assert [run.rounds for run in as_study(methods, "test/acc", "max", {})[1].runs] == [10, 2]
+    assert row["final"].mean == pytest.approx(0.6)
+    assert row["final"].std == pytest.approx(0.2 / math.sqrt(2))
+    assert row["best"].mean == pytest.approx(0.85)
+    assert row["best"].std == pytest.approx(0.1 / math.sqrt(2))
+    assert row["last 10"].mean == pytest.approx(0.42)
+    assert row["last 10"].std == pytest.approx(0.56 / math.sqrt(2))
+
+
+def test_the_last_ten_are_rounds_not_evaluations() -> None:
+    curve = {at: at / 100 for at in range(0, 31, 5)}
+    row = summaries([method("FedAvg", {"test/acc": curve})], "test/acc")["FedAvg"]
+    assert row["last 10"].mean == pytest.approx((0.25 + 0.30) / 2)
+
+
+def test_order_follows_the_metric_and_puts_diverged_methods_last() -> None:
+    curves = {"low": [0.3, 0.1], "nan": [0.4, math.nan], "high": [0.1, 0.3]}
+    accuracies = summaries([measured(label, curve) for label, curve in curves.items()], "test/acc")
+    assert list(accuracies) == ["high", "low", "nan"]
+    assert [row["best"].mean for row in accuracies.values()] == [0.3, 0.3, pytest.approx(math.nan, nan_ok=True)]
+    rows = summaries([measured(label, curve, metric="val/loss") for label, curve in curves.items()], "val/loss")
+    assert list(rows) == ["low", "high", "nan"]
+    assert [row["best"].mean for row in rows.values()] == [0.1, 0.1, pytest.approx(math.nan, nan_ok=True)]
+
+
+def test_a_diverged_run_is_shown_and_counted_and_in_no_mean(tmp_path: Path, capsys) -> None:
+    write_run(tmp_path, "a", 0, [0.5, 0.7])
+    write_run(tmp_path, "a", 1, [0.5, math.nan])
+    write_run(tmp_path, "b", 0, [0.9, math.nan], label="GMA")
+    main([str(tmp_path), "--budget", "0", "--target", "0.6"])
+    out = capsys.readouterr().out
+    assert re.search(
+        r"^FedAvg  70\.00 \(1 of 2 seeds\)( +\d\d\.00 \(1 of 2 seeds\)){3}  1 of 2 seeds$", out, re.MULTILINE
+    )
+    assert re.search(r"^GMA( +diverged){5}$", out, re.MULTILINE)
+    assert "2 of 3 runs diverged." in out
+    assert "Seeds: FedAvg 2, GMA 1." in out
+    lines = (tmp_path / "report.csv").read_text().splitlines()
+    assert lines[1:] == ["test/acc,FedAvg,2,1" + 10 * ",", "test/acc,GMA,1,1" + 10 * ","]
+
+
+def test_text_of_accuracies_is_in_percent() -> None:
+    methods = [measured("GMA", [0.5, 0.9]), measured("FedAvg+Mask", [0.5, 0.91], [0.5, 0.93])]
+    assert shown(methods, "test/acc") == (
+        "test/acc (%), mean ± std over 1 to 2 seeds",
+        [
+            ["method", "final", "best", "last 10"],
+            ["FedAvg+Mask", "92.00 ± 1.41", "92.00 ± 1.41", "71.00 ± 0.71"],
+            ["GMA", "90.00", "90.00", "70.00"],
+        ],
+    )
+
+
+def test_text_of_losses_and_of_accuracies_in_percent_is_as_measured() -> None:
+    _, loss = shown([measured("A", [1.23456, 0.5], metric="val/loss")], "val/loss")
+    assert loss[1] == ["A", "0.5", "0.5", "0.8673"]
+    title, percent = shown([measured("A", [50.0, 90.0])], "test/acc")
+    assert title == "test/acc, one seed"
+    assert percent[1] == ["A", "90", "90", "70"]
+
+
+def test_the_title_has_the_number_of_seeds() -> None:
+    two = [measured("A", [0.5], [0.6]), measured("B", [0.7], [0.8])]
+    assert shown(two, "test/acc")[0] == "test/acc (%), mean ± std over 2 seeds"
+    assert shown([two[0], measured("B", [0.7])], "test/acc")[0] == "test/acc (%), mean ± std over 1 to 2 seeds"
+    assert shown([measured("B", [0.7])], "test/acc")[0] == "test/acc (%), one seed"
+
+
+def test_csv_holds_the_values_as_measured(tmp_path: Path) -> None:
+    write_run(tmp_path, "b", 0, [0.5, 0.75], label="B")
+    for seed, last in enumerate([0.25, 0.75]):
+        write_run(tmp_path, "a", seed, [0.25, last], label="A, masked")
+    main([str(tmp_path)])
+    with (tmp_path / "report.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert [first["method"], second["method"]] == ["B", "A, masked"]
+    assert (first["metric"], first["seeds"], first["rounds"]) == ("test/acc", "1", "1")
+    assert (first["final_mean"], first["final_std"], first["last10_mean"]) == ("0.75", "", "0.625")
+    assert float(second["final_std"]) == pytest.approx(0.5 / math.sqrt(2))
+
+
+def test_a_baseline_adds_differences_with_intervals_and_other_formats_hold_them(runs: Path, capsys) -> None:
+    # Each seed of GMA is 0.1 better than that of FedAvg at the end.
+    main([str(runs), "--baseline", "FedAvg", "--format", "tex", "--best"])
+    out = capsys.readouterr().out
+    assert "Difference to method FedAvg, percentage points" in out
+    assert re.search(r"^final +\+10\.00 +\[\+10\.00, \+10\.00\]", out, re.MULTILINE)
+    assert r"\textbf{85.00 $\pm$ 7.07$^{***}$}" in (runs / "report.tex").read_text()
+    main([str(runs), "--format", "md"])
+    assert "| FedAvg | 75.00 ± 7.07 |" in (runs / "report.md").read_text()
+    with pytest.raises(FederatedError, match="`--baseline` to be one of FedAvg.*, got 'GMA'"):
+        main([str(runs), "--baseline", "GMA"])
 
 
 COLUMNS = {
@@ -191,16 +327,16 @@ def test_columns_of_the_table_and_seeds_that_do_not_arrive() -> None:
         "at comm/bytes_up 10", "comm/bytes_up to 0.8", "round to 0.8", "comm/bytes to 0.8", "gradients to 0.8",
         "time to 0.8",
     ]  # fmt: skip
-    rows = {row.method.label: row for row in method_rows(methods, "test/acc", derived)}
-    assert rows["A"].summaries["at comm/bytes_up 10"] == Summary(0.6, 0)
-    assert rows["B"].summaries["at comm/bytes_up 10"].mean == pytest.approx(0.35)
-    assert [summary.mean for summary in list(rows["A"].summaries.values())[4:]] == [25, 5, 30, 50, 31]
-    assert {summary.found for summary in list(rows["B"].summaries.values())[4:]} == {1}
-    text = format_table(list(rows.values()), "test/acc").splitlines()
-    assert "at comm/bytes_up 10 (%)  comm/bytes_up to 0.8  round to 0.8 " in text[0]
-    assert text[2].split("  ")[-1] == "31 ± 0"
-    assert text[3].endswith("1 of 2 seeds")
-    assert "35.00 ± 35.36" in text[3]
+    rows = summaries(methods, "test/acc", derived)
+    assert rows["A"]["at comm/bytes_up 10"] == Summary(0.6, 0)
+    assert rows["B"]["at comm/bytes_up 10"].mean == pytest.approx(0.35)
+    assert [summary.mean for summary in list(rows["A"].values())[4:]] == [25, 5, 30, 50, 31]
+    assert {summary.found for summary in list(rows["B"].values())[4:]} == {1}
+    _, (head, first, second) = shown(methods, "test/acc", derived)
+    assert head[4:7] == ["at comm/bytes_up 10", "comm/bytes_up to 0.8", "round to 0.8"]
+    assert first[-1] == "31 ± 0"
+    assert second[-1] == "1 of 2 seeds"
+    assert "35.00 ± 35.36" in second
 
 
 def test_only_what_every_run_measured_is_counted() -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_fed.errors import FederatedError, expect_choice
+from lightning_fed.errors import FederatedError, expect, expect_choice
 from lightning_fed.lab.common import one_line
 from lightning_fed.runs.folder import RunFolder, read_rows, read_run
 from lightning_fed.runs.statistics import number_in
@@ -101,8 +101,7 @@ def read_metrics(path: Path, notes: list[str] | None = None) -> Columns:
 def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
     seen = set()
     for folder in folders:
-        if not folder.is_dir():
-            raise FederatedError(f"Expected a folder of runs to report on, got {folder}, which is not a folder.")
+        expect(folder.is_dir(), f"Expected a folder of runs to report on, got {folder}, which is not a folder.")
         for at, below, files in os.walk(folder):
             below.sort()
             if "run.json" in files:

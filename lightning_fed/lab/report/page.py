@@ -14,13 +14,13 @@ from lightning_fed.core.files import read_regular
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.plots import AXES, curves_html
-from lightning_fed.lab.report.tables import PREFERRED, Row, counted, is_measured, table_cells, table_title
+from lightning_fed.lab.report.plots import curves_html
+from lightning_fed.lab.report.summary import PREFERRED, counted
 from lightning_fed.runs.folder import read_rows
 from lightning_fed.runs.statistics import mean_of
 
 __all__ = [
-    "MOST_LINES", "client_table", "config_differences", "details_of_runs", "differing", "html_table", "report_page",
+    "MOST_LINES", "client_table", "config_differences", "details_of_runs", "differing", "html_table",
     "run_options", "section", "split_pictures", "whole_page",
 ]  # fmt: skip
 
@@ -34,20 +34,6 @@ _NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.de
 
 # With this policy the browser loads nothing from outside, even if a name in a config contains HTML.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-
-
-def report_page(rows: Sequence[Row], metric: str, x: str, notes: Sequence[str]) -> str:
-    """Makes the page: the table, curves over x and other costs that every run measured, and details of the runs."""
-    methods = [row.method for row in rows]
-    axes = [x, *(name for name in AXES if name != x and is_measured(methods, name))]
-    body = (
-        f"<h1>{escape(table_title(rows, metric))}</h1>",
-        html_table(table_cells(rows, metric), sortable=True),
-        *(f"<p>{escape(note)}</p>" for note in notes),
-        curves_html(dict(enumerate(methods)), metric, axes, "curves"),
-        *details_of_runs(methods, axes, {metric}),
-    )
-    return whole_page(metric, body)
 
 
 def details_of_runs(methods: Sequence[Method], axes: Sequence[str], shown: Collection[str]) -> list[str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lightning_fed.lab.common import import_extra, no_mathematics
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.tables import counted, is_share, spent
+from lightning_fed.lab.report.summary import counted, is_share, spent
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -16,10 +16,10 @@ import yaml
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import PlainLoader, read_yaml
 from lightning_fed.core.files import writing
-from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.errors import FederatedError, expect, expect_count
 from lightning_fed.lab.common import CommandParser, are, one_line
 from lightning_fed.lab.report.load import read_metrics
-from lightning_fed.lab.report.tables import counted
+from lightning_fed.lab.report.summary import counted
 from lightning_fed.lab.runner.file import help_on_keys, load_study
 from lightning_fed.lab.runner.pool import Outcome, Pool
 from lightning_fed.lab.runner.record import LOG, Guard, done_run
@@ -75,7 +75,8 @@ def main(argv: list[str], guard: Guard) -> int:
             else _time_needed(root, planned, missing, options.jobs, guard)
         )
         return 0
-    _make_folder(root)
+    with writing(root, "--output", "the folder "):
+        root.mkdir(parents=True, exist_ok=True)
     groups = groups_of(study, cells, root)  # only now, as they write their trials
     if executor is not None:
         plan = partial(_plan, study, cells, groups, root, options.jobs)
@@ -95,13 +96,13 @@ def _plan(
 
 def _executor(root: Path, options: argparse.Namespace) -> "submitit.SlurmExecutor | None":
     """Returns the executor for SLURM, None if runs are trained on this machine."""
-    if options.launcher == "slurm":
-        if options.shard is not None:
-            raise FederatedError("Expected no `--shard` with `--launcher slurm`, which makes shares itself, got both.")
-        return make_executor(root, options.slurm)
-    if options.slurm:
-        raise FederatedError(f"Expected `--launcher slurm` with `--slurm {options.slurm}`, got `--launcher local`.")
-    return None
+    if options.launcher == "local":
+        expect(
+            not options.slurm, f"Expected `--launcher slurm` with `--slurm {options.slurm}`, got `--launcher local`."
+        )
+        return None
+    expect(options.shard is None, "Expected no `--shard` with `--launcher slurm`, which makes shares itself, got both.")
+    return make_executor(root, options.slurm)
 
 
 def _tasks(argv: list[str], guard: Guard, keys: Sequence[_Key], missing: Sequence[_Key], jobs: int) -> list[Task]:
@@ -127,11 +128,6 @@ def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: P
 def study_folder(output: Path, name: str, profile: str) -> Path:
     """Returns the folder for the runs of a study in a profile."""
     return output / (name if profile == "full" else f"{name}-{profile}")
-
-
-def _make_folder(root: Path) -> None:
-    with writing(root, "--output", "the folder "):
-        root.mkdir(parents=True, exist_ok=True)
 
 
 def _parser() -> CommandParser:

@@ -14,7 +14,7 @@ from docstring_parser import parse
 
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import ConfigLoader, is_endless
-from lightning_fed.errors import FederatedError, expect_choice
+from lightning_fed.errors import FederatedError, expect, expect_choice
 from lightning_fed.lab.runner.tuning import expect_sound_stages
 from lightning_fed.lab.studies.cells import combinations, in_profile
 from lightning_fed.lab.studies.published import read_published
@@ -37,14 +37,14 @@ def load_study(name: str, profile: str = "full") -> Study:
         for each in ("full", *study.profiles):
             expect_sound(sized := in_profile(study, each))
             expect_sound_stages(sized)
-            if next(combinations(sized), None) is None:
-                raise FederatedError("Expected `without` to leave some combinations of `axes`, got none.")
+            some = next(combinations(sized), None) is not None
+            expect(some, "Expected `without` to leave some combinations of `axes`, got none.")
         if study.report.published:
             read_published(study.report.published, reported_axes(study))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
+        why = " ".join(str(error).split())
         raise FederatedError(
-            f"Expected {name} to be the YAML file of a study, but it cannot be read: {reason}."
+            f"Expected {name} to be the YAML file of a study, but it cannot be read: {why}."
         ) from error
     except FederatedError as error:
         raise FederatedError(f"{str(error).removesuffix('.')}, in {path}.") from error
@@ -52,8 +52,7 @@ def load_study(name: str, profile: str = "full") -> Study:
 
 
 def _find(name: str) -> Path:
-    if is_endless(name):
-        raise FederatedError(f"Expected the YAML file of a study, got {name}, a pipe or a device.")
+    expect(not is_endless(name), f"Expected the YAML file of a study, got {name}, a pipe or a device.")
     if Path(name).is_file():
         return Path(name)
     shipped = name.removeprefix("configs/").removeprefix("studies/")
@@ -74,8 +73,7 @@ def _long_axis(name: str, axis: Any) -> Any:
     if not isinstance(values, list):
         raise _wrong(f"axes.{name}.values", "a list", values)
     axis = {name_of(_read(Any, value, f"axes.{name}.values")): {"set": {option: value}} for value in values}
-    if len(axis) < len(values):
-        raise FederatedError(f"Expected `axes.{name}.values` to be different values, got {values}.")
+    expect(len(axis) == len(values), f"Expected `axes.{name}.values` to be different values, got {values}.")
     return axis
 
 
@@ -126,8 +124,7 @@ def _read_part(kind: type, raw: dict[str, Any], place: str) -> Any:
             meant = f"; did you mean `{_at(place, close[0])}`?" if close else ""
             raise FederatedError(f"There is no key `{_at(place, key)}`, only {', '.join(known)}{meant}")
     for name, one in known.items():
-        if name not in raw and _default(one) is MISSING:
-            raise FederatedError(f"Expected `{_at(place, name)}`, got none.")
+        expect(name in raw or _default(one) is not MISSING, f"Expected `{_at(place, name)}`, got none.")
     return kind(**{key: _read(hints[key], value, _at(place, key)) for key, value in raw.items()})
 
 

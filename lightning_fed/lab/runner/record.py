@@ -18,12 +18,12 @@ from lightning_fed.cli.yaml_loader import PlainLoader
 from lightning_fed.core.display.shown import is_news, one_line
 from lightning_fed.core.files import write_atomically
 from lightning_fed.lab.attack.options import COLUMNS, TABLE, attack_columns
-from lightning_fed.lab.report.load import Columns, read_metrics
+from lightning_fed.lab.report.load import MeasuredRun, read_metrics
 from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run, sealed, unsealed
 
 __all__ = [
-    "DIVERGED", "HELD", "LOG", "PRUNED", "RECORD", "Guard", "done_run", "hash_of", "read_run", "write_record",
+    "DIVERGED", "HELD", "LOG", "PRUNED", "RECORD", "Guard", "done_run", "hash_of", "measured_run", "write_record",
 ]  # fmt: skip
 
 Guard = Callable[[], None]
@@ -65,8 +65,8 @@ def done_run(root: Path, cell: Cell) -> RunFolder | None:
     return run if hash_of(cell) in (record.words, record.trained) else None
 
 
-def read_run(root: Path, cell: Cell) -> Columns | None:
-    """Returns the columns of a run that is done, None if it is not. Columns of a diverged run end with NaN.
+def measured_run(root: Path, cell: Cell) -> MeasuredRun | None:
+    """Returns a run that is done with its columns, None if it is not done. Columns of a diverged run end with NaN.
 
     Figures of an attack on its model are in its last round.
     """
@@ -82,10 +82,10 @@ def read_run(root: Path, cell: Cell) -> Columns | None:
     end = max((at for column in columns.values() for at in column), default=0)
     if record.diverged:
         names = [*columns, *(COLUMNS if cell.attack is not None else ())]
-        return {name: {**columns.get(name, {}), end + 1: math.nan} for name in names}
-    if cell.attack is not None:
+        columns = {name: {**columns.get(name, {}), end + 1: math.nan} for name in names}
+    elif cell.attack is not None:
         columns |= {name: {end: value} for name, value in attack_columns(run.path / TABLE).items()}
-    return columns
+    return MeasuredRun(**vars(run), columns=columns)
 
 
 def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False, rounds: int | None = None) -> None:

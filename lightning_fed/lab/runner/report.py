@@ -1,23 +1,23 @@
-"""The command ``lightning-fed report --study FILE [RUNS] [--profile NAME] [--output DIR] [--from DIR...]``."""
+"""The report on a study, from its runs or from tables of theirs: ``lightning-fed report --study FILE``."""
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_fed.core.files import png, write_atomically
-from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import CommandParser, are, csv_text, expect_known, one_line
+from lightning_fed.core.files import write_atomically
+from lightning_fed.errors import expect
+from lightning_fed.lab.common import are, expect_known, one_line
 from lightning_fed.lab.report.load import MeasuredRun
-from lightning_fed.lab.report.tables import X_SUMS, columns_of, counted
+from lightning_fed.lab.report.summary import X_SUMS, columns_of, counted
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
-from lightning_fed.lab.runner.record import RECORD, done_run, read_run
+from lightning_fed.lab.runner.record import RECORD, measured_run
 from lightning_fed.lab.runner.tuning import groups_of, with_choices
-from lightning_fed.lab.studies import blocks, formats
+from lightning_fed.lab.studies import blocks
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations
-from lightning_fed.lab.studies.comparison import level_columns
+from lightning_fed.lab.studies.comparison import equal_losses
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.results import (
     BESIDE,
@@ -32,56 +32,35 @@ from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axe
 from lightning_fed.lab.studies.table import study_table
 from lightning_fed.runs.statistics import known_goal, run_statistic
 
-__all__ = ["collect", "in_order", "joined", "main"]
+__all__ = ["collect", "in_order", "joined", "report_study"]
 
 _Key = tuple[str, ...]
+_FILES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "png": "curves.png", "html": "report.html"}
 
 
-def main(argv: list[str]) -> int:
-    """Writes the tables and pictures of a study, prints the first table and returns 0."""
-    options = _parser().parse_args(argv)
+def report_study(options: argparse.Namespace) -> None:
+    """Writes the tables and pictures of a study, and prints the first table."""
     # Published figures may name values of axes that the profile leaves out, so they need the whole file.
     whole = load_study(options.study)
+    expect(len(options.runs) < 2, f"Expected one folder of runs with `--study`, got {len(options.runs)}.")
+    options.runs = options.runs[0] if options.runs else Path("runs/studies")
     study, results, folder = _from_tables(options) if options.source else _from_runs(options)
+    if options.format == "html" and not options.source:
+        folders = _run_folders(study, options)
+        runs = (replace(run, folder=folders.get(run.fingerprint)) for run in results.runs)
+        results = replace(results, runs=tuple(runs))
     recorded = {name: goal for run in results.runs for name, goal in run.goals.items()}
     study = replace(study, report=study.report.with_goals(recorded))
-    runs = {} if options.source or options.format != "html" else _run_folders(study, options)
-    files = dict(_files(study, whole, results, options, runs))
+    published = read_published(study.report.published, reported_axes(whole)) if study.report.published else None
+    table = study_table(study, results, published)
+    tables = blocks.study_blocks(study, results, table, published.table if published else "", options.best)
+    kinds = [options.format] if options.format else [kind for kind in _FILES if kind != "html"]
+    files = {_FILES[kind]: blocks.drawn(kind, study, results, table, tables) for kind in kinds}
     for name, content in files.items():
         write_atomically(folder / name, content, "--output")
     if "table.md" in files:
         print(files["table.md"].decode())
     print(one_line("written: " + ", ".join(str(folder / name) for name in files)))
-    return 0
-
-
-def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="lightning-fed report --study FILE",
-        description="Makes the tables and curves of a study, given by its file or the name of a shipped study: "
-        "results.csv, curves.csv, table.md, table.csv, table.tex and curves.png in the folder of its runs.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--study", required=True, metavar="FILE", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "runs", nargs="?", type=Path, default=Path("runs/studies"), metavar="RUNS",
-        help="folder given as `--output` to `lightning-fed study` (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--profile", metavar="NAME", help="profile (default: full, or of --from)")
-    parser.add_argument(
-        "--format",
-        choices=("md", "csv", "tex", "png", "html"),
-        help="only this format (default: all except html)",
-    )
-    parser.add_argument(
-        "--best", action="store_true", help="mark the best mean (bold) and the second (underlined) in table.md and .tex"
-    )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder for the files (default: that of the runs)")
-    parser.add_argument(
-        "--from", type=Path, nargs="+", metavar="DIR", dest="source",
-        help="join the runs in several folders; results.csv and curves.csv are enough",
-    )  # fmt: skip
-    return parser
 
 
 def _from_runs(options: argparse.Namespace) -> tuple[Study, StudyResults, Path]:
@@ -102,8 +81,7 @@ def _from_tables(options: argparse.Namespace) -> tuple[Study, StudyResults, Path
     study = load_study(options.study, results.profile)
     given = {"--profile": (options.profile or results.profile, results.profile), "--study": (study.name, results.name)}
     for option, (name, held) in given.items():
-        if name != held:
-            raise FederatedError(f"Expected `{option}` to be {held}, as in {folders[0]}, got {name!r}.")
+        expect(name == held, f"Expected `{option}` to be {held}, as in {folders[0]}, got {name!r}.")
     return study, results, options.output or folders[0]
 
 
@@ -141,7 +119,10 @@ def _part(study: Study, profile: str, folder: Path) -> tuple[StudyResults | None
     root = root if root.is_dir() else folder
     if _has_runs(root):
         results = collect(study, profile, root)[0]
-        return results, unknown_runs(root, results)
+        known = {(*_key(run), *run.chosen.items()) for run in results.runs}
+        known |= {(*_key(trial), *trial.options.items()) for trial in results.trials}
+        unknown = sum(1 for _ in root.rglob(RECORD)) - len(known)
+        return results, _of_another_version(root, unknown) if unknown > 0 else ""
     if not _has_tables(root):
         return None, ""
     results = read_results(root)
@@ -152,30 +133,7 @@ def _run_folders(study: Study, options: argparse.Namespace) -> dict[str, Measure
     """Returns the finished runs of a study by fingerprint, with all their measurements."""
     root, cells = study_folder(options.runs, study.name, options.profile or "full"), cells_of(study)
     tuned, _ = with_choices(study, cells, groups_of(study, cells, root, writes=False))
-    found = ((done_run(root, cell), read_run(root, cell)) for cell in tuned)
-    return {run.fingerprint: MeasuredRun(**vars(run), columns=columns) for run, columns in found if run and columns}
-
-
-def _files(
-    study: Study, whole: Study, results: StudyResults, options: argparse.Namespace, runs: dict[str, MeasuredRun]
-) -> Iterator[tuple[str, bytes]]:
-    """Yields the names and contents of the requested files."""
-    named, only = study.report.published, options.format
-    published = read_published(named, reported_axes(whole)) if named else None
-    table = study_table(study, results, published)
-    tables = blocks.study_blocks(study, results, table, published.table if published else "", options.best)
-    text = blocks.heading(study, results)
-    if only in (None, "md"):
-        yield "table.md", formats.as_markdown(text, tables, table.notes).encode()
-    if only in (None, "csv"):
-        yield "table.csv", csv_text(blocks.table_lines(table), end="\n").encode()
-    if only in (None, "tex"):
-        yield "table.tex", formats.as_latex(text, tables, table.notes).encode()
-    if only in (None, "png"):
-        yield "curves.png", png(formats.study_figure(table, study.report.x), dpi=150)
-    if only == "html":
-        charts = blocks.tuning_charts(study, results.trials)
-        yield "report.html", formats.study_page(text, tables, table, study.report.x, charts, runs).encode()
+    return {run.fingerprint: run for cell in tuned if (run := measured_run(root, cell)) and run.columns}
 
 
 def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[Cell]]:
@@ -195,37 +153,37 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
     for key, wanted, there in (
         ("metric", ", ".join(report.metric), kept & {*report.metric}),
         ("x", report.x, kept.issuperset(columns_of(report.x))),
-        ("statistic", ", ".join(level_columns(report)), kept.issuperset(level_columns(report))),
+        ("statistic", ", ".join(equal_losses(report)), kept.issuperset(equal_losses(report))),
     ):
         if runs and not there:
-            columns = {"round", *X_SUMS, *(name for cell in tuned for name in read_run(root, cell) or ())}
+            found = (one for cell in tuned if (one := measured_run(root, cell)))
+            columns = {"round", *X_SUMS, *(name for one in found for name in one.columns)}
             expect_known(f"report.{key}", [wanted], sorted(columns - {wanted}), "a column that was measured")
     return StudyResults(study.name, profile, tuple(runs.values()), in_order(study, trials)), [*missing, *undecided]
 
 
 def _read(root: Path, cell: Cell, report: Report) -> StudyRun | None:
-    run, columns = done_run(root, cell), read_run(root, cell)
-    if run is None or columns is None:
+    if (run := measured_run(root, cell)) is None:
         return None
-    last = max((at for column in columns.values() for at in column), default=0)
-    kept = [name for name in (*report.metric, *columns_of(report.x), *level_columns(report)) if name in columns]
-    curves, report = {name: columns[name] for name in kept}, report.with_goals(run.goals)
+    last = max((at for column in run.columns.values() for at in column), default=0)
+    kept = [name for name in (*report.metric, *columns_of(report.x), *equal_losses(report)) if name in run.columns]
+    curves, report = {name: run.columns[name] for name in kept}, report.with_goals(run.goals)
     goals = {name: goal for name in kept if (goal := report.goal_in(name)) and goal != known_goal(name)}
     return StudyRun(dict(cell.axes), cell.seed, run.fingerprint, last, _as_words(cell), curves, goals, run.created)
 
 
 def _trial(root: Path, cell: Cell, study: Study, stage: int) -> Trial | None:
     """Reads a tuning run: the value that decides and, for information only, the best value on the test set."""
-    run, columns, tune = done_run(root, cell), read_run(root, cell), study.tune
-    if run is None or columns is None:
+    if (run := measured_run(root, cell)) is None:
         return None
+    tune = study.tune
     wanted, report = {f"{tune.metric} {tune.statistic}": (tune.metric, tune.statistic, tune.goal)}, study.report
     shown = ((name, report.with_goals(run.goals).goal_in(name)) for name in report.metric)
     wanted |= {name + BESIDE: (name, "best", goal) for name, goal in shown if goal}
     values = {
-        title: run_statistic(columns[name], statistic, name, goal)
+        title: run_statistic(run.columns[name], statistic, name, goal)
         for title, (name, statistic, goal) in wanted.items()
-        if name in columns
+        if name in run.columns
     }
     return Trial(dict(cell.axes), cell.seed, _as_words(cell), values, stage)
 
@@ -255,7 +213,7 @@ def joined(study: Study, parts: Mapping[Path, StudyResults]) -> tuple[StudyResul
         if wrong := [str(place) for place, one in same if one.shown(metrics) != run.shown(metrics)]:
             differing.append(f"{', '.join(key[:-1])}, seed {run.seed} ({', '.join([str(folder), *wrong])})")
     others.update(str(place) for key, several in found.items() if key not in order for place, _ in several)
-    notes = [f"{place} holds {_of_another_version(count)}" for place, count in others.items()]
+    notes = [_of_another_version(place, count) for place, count in others.items()]
     notes += _on_several(taken, differing)
     first = next(iter(parts.values()))
     trials = dict[tuple[object, ...], Trial]()
@@ -283,17 +241,9 @@ def _on_several(taken: Counter[str], differing: Sequence[str]) -> list[str]:
     return notes
 
 
-def unknown_runs(root: Path, results: StudyResults) -> str:
-    """Says how many finished runs below a folder are from another version of the study; empty if there are none."""
-    known = {(*_key(run), *run.chosen.items()) for run in results.runs}
-    known |= {(*_key(trial), *trial.options.items()) for trial in results.trials}
-    unknown = sum(1 for _ in root.rglob(RECORD)) - len(known)
-    return f"{root} holds {_of_another_version(unknown)}" if unknown > 0 else ""
-
-
-def _of_another_version(count: int) -> str:
-    verb = are(count)
-    return f"{counted(count, 'run')} of another version of the study, with unknown fingerprints, which {verb} left out."
+def _of_another_version(place: object, count: int) -> str:
+    runs = f"{counted(count, 'run')} of another version of the study, with unknown fingerprints"
+    return f"{place} holds {runs}, which {are(count)} left out."
 
 
 def in_order(study: Study, trials: Iterable[Trial]) -> tuple[Trial, ...]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from lightning_fed.cli.exits import mistakes_in_one_sentence
-from lightning_fed.errors import FederatedError, is_count
+from lightning_fed.errors import FederatedError, expect, is_count
 from lightning_fed.lab.common import expect_known, import_extra
-from lightning_fed.lab.report.tables import counted
+from lightning_fed.lab.report.summary import counted
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.studies.cells import Cell
 
@@ -73,15 +73,15 @@ def make_executor(root: Path, given: str) -> "submitit.SlurmExecutor":
     if missing := [name for name in ("sbatch", "srun", "squeue") if shutil.which(name) is None]:
         raise FederatedError(f"Expected a machine that can submit jobs to SLURM, but it has no {missing[0]}.")
     for place, text in (("--slurm", given), ("--output", str(root.absolute()))):
-        if not text.isprintable():  # a second line would become part of the script
-            raise FederatedError(f"Expected `{place}` on one line, without control characters, got {text!r}.")
+        # A second line would become part of the script.
+        expect(text.isprintable(), f"Expected `{place}` on one line, without control characters, got {text!r}.")
     options = _options_of(given)
     known = module.SlurmExecutor._valid_parameters() - _FIXED
     expect_known("--slurm", options, sorted(known), "keys of submitit")
-    if not is_count(options.get("time")):
-        raise FederatedError(
-            f"Expected `--slurm` to say how many minutes a task may take, {_EXAMPLE}, got {options.get('time')!r}."
-        )
+    minutes = options.get("time")
+    expect(
+        is_count(minutes), f"Expected `--slurm` to say how many minutes a task may take, {_EXAMPLE}, got {minutes!r}."
+    )
     executor: submitit.SlurmExecutor = module.SlurmExecutor(root / Path(TASK_LOGS).parent)
     place = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:8]
     name = re.sub(r"[^\w.-]", "_", root.name)
@@ -93,13 +93,11 @@ def _options_of(given: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for word in re.split(r",(?=\w+=)", given) if given else ():
         name, equals, value = word.partition("=")
-        if not equals:
-            raise FederatedError(f"Expected `--slurm` as KEY=VALUE,..., {_EXAMPLE}, got {word!r}.")
+        expect(equals, f"Expected `--slurm` as KEY=VALUE,..., {_EXAMPLE}, got {word!r}.")
         if name in _LINES:
             options.setdefault(name, []).append(value)
-        elif name in options:
-            raise FederatedError(f"Expected `--slurm` to give each key once, got {name!r} twice.")
         else:
+            expect(name not in options, f"Expected `--slurm` to give each key once, got {name!r} twice.")
             options[name] = int(value) if value.isdecimal() else value == "true" or value
     return options
 

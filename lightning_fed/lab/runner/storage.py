@@ -11,7 +11,7 @@ from typing import Any
 from filelock import lock_descriptor
 
 from lightning_fed.core.files import append_whole, open_regular, writing
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 from lightning_fed.lab.common import import_extra
 
 __all__ = ["expect_below", "optuna_storage"]
@@ -94,9 +94,9 @@ def expect_below(root: Path, place: str) -> Path | None:
                 return None
             file = url.database or ""
     real = Path(os.path.realpath(file))
-    if file.startswith("file:") or Path(os.path.realpath(root)) not in real.parents:
-        raise FederatedError(
-            "Expected `tune.storage` to be the address of a database, as `postgresql://user@host/name`, or a file "
-            f"below {root}, the folder of the runs, got {place!r} ({real})."
-        )
+    expect(
+        not file.startswith("file:") and Path(os.path.realpath(root)) in real.parents,
+        "Expected `tune.storage` to be the address of a database, as `postgresql://user@host/name`, or a file below "
+        f"{root}, the folder of the runs, got {place!r} ({real}).",
+    )
     return Path(file)

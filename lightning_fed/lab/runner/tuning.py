@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from lightning_fed.core.files import writing
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 from lightning_fed.lab.common import expect_known, import_extra
 from lightning_fed.lab.runner.pool import Outcome
-from lightning_fed.lab.runner.record import read_run
+from lightning_fed.lab.runner.record import measured_run
 from lightning_fed.lab.runner.storage import expect_below, optuna_storage
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
 from lightning_fed.lab.studies.results import is_lost
@@ -60,8 +60,7 @@ class Group:
         self._parameters = _searched(study, self._known, stage)
         self._storage = study.tune.storage or str(root / _JOURNAL)
         self._file = expect_below(root, self._storage)
-        if not members:
-            raise FederatedError(f"Expected `tune.at` to leave some combinations of {folder_of(values)}, got none.")
+        expect(members, f"Expected `tune.at` to leave some combinations of {folder_of(values)}, got none.")
 
     def asked(self) -> list[Attempt]:
         """Returns the trials so far, without those that were ended early or are still waiting."""
@@ -227,7 +226,8 @@ def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = Tr
     groups = list[Group]()
     for key in sorted(values, key=lambda key: not study.tune.start.items() <= values[key].items()):
         start = last.get(key_of(values[key] | study.tune.start, per))
-        for stage in _stages_of(study, values[key]):
+        known, numbers = _parameters_of(study, values[key]), range(1, len(study.tune.stages) + 1)
+        for stage in [number for number in numbers if _searched(study, known, number)] or [0]:
             last[key] = Group(study, values[key], members[key], root, writes, stage, last.get(key, start))
             groups.append(last[key])
     return groups
@@ -251,12 +251,6 @@ def _searched(study: Study, known: Parameters, stage: int) -> Parameters:
     if not stage:
         return known
     return {option: values for option, values in known.items() if option in study.tune.stages[stage - 1]}
-
-
-def _stages_of(study: Study, values: Mapping[str, Name]) -> list[int]:
-    """Returns the numbers of the stages with parameters for some values of axes; 0 without stages."""
-    known = _parameters_of(study, values)
-    return [stage for stage in range(1, len(study.tune.stages) + 1) if _searched(study, known, stage)] or [0]
 
 
 Train = Callable[[Sequence[Cell], Callable[[Cell, bool], object]], Outcome]
@@ -299,13 +293,11 @@ def value_of(study: Study, root: Path, attempt: Attempt) -> float:
     """Returns the mean of the deciding metric over a trial's runs, NaN if a run is not done or has diverged."""
     values = []
     for cell in attempt.cells:
-        columns = read_run(root, cell)
-        if not columns or all(map(is_lost, columns.values())):
+        run, tune = measured_run(root, cell), study.tune
+        if run is None or all(map(is_lost, run.columns.values())):
             return math.nan
-        expect_known("tune.metric", [study.tune.metric], sorted(columns), f"a column of {cell.folder}")
-        values.append(
-            run_statistic(columns[study.tune.metric], study.tune.statistic, study.tune.metric, study.tune.goal)
-        )
+        expect_known("tune.metric", [tune.metric], sorted(run.columns), f"a column of {cell.folder}")
+        values.append(run_statistic(run.columns[tune.metric], tune.statistic, tune.metric, tune.goal))
     return mean_of(values)
 
 
@@ -341,5 +333,5 @@ def expect_sound_stages(study: Study) -> None:
     expect_known("tune.stages", staged, sorted(tuned), "tuned options")
     if tune.stages and (left := sorted(tuned.difference(staged))):
         raise FederatedError(f"Expected `tune.stages` to have all tuned options, got no stage with {left[0]!r}.")
-    if tune.start and not tune.stages:
-        raise FederatedError("Expected `tune.stages` with `tune.start`, where the first stage starts, got none.")
+    there = tune.stages or not tune.start
+    expect(there, "Expected `tune.stages` with `tune.start`, where the first stage starts, got none.")

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from importlib.util import find_spec
 from io import StringIO
 from multiprocessing.connection import wait
 from multiprocessing.process import parent_process
@@ -15,12 +16,11 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-import lightning_fed
 from lightning_fed.cli.exits import mistakes_in_one_sentence
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.core.files import writing
 from lightning_fed.core.hooks import FederatedCallback
-from lightning_fed.errors import Diverged, FederatedError
+from lightning_fed.errors import Diverged, FederatedError, expect
 from lightning_fed.lab.attack import command as attack_command
 from lightning_fed.lab.attack.options import AttackOptions
 from lightning_fed.lab.runner.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run, hash_of, write_record
@@ -65,7 +65,7 @@ def _train(root: Path, cell: Cell) -> None:
     pruning = None if cell.watch is None else Pruning(cell.watch)
     place = (f"--trainer.default_root_dir={root}", f"--trainer.name={cell.folder}")
     words = [*cell.words, *place, "--trainer.enable_progress_bar=false", "--ckpt_path=last"]
-    sys.argv[1:], sys.modules["__main__"].__spec__ = words, lightning_fed.__spec__  # for the run's other processes
+    sys.argv[1:], sys.modules["__main__"].__spec__ = words, find_spec("lightning_fed")  # for its other processes
     watched = _Watched(words, pruning)
     run = watched.trainer.run
     if pruning is not None and pruning.pruned:
@@ -81,11 +81,11 @@ def _train(root: Path, cell: Cell) -> None:
 
 def _attack(options: AttackOptions, run: RunFolder, trainer: FederatedTrainer) -> None:
     """Attacks the model of a run with ``lightning-fed attack``, which writes the figures into the run's folder."""
-    if trainer.round > trainer.max_rounds:
-        raise FederatedError(
-            f"Expected a model of {trainer.max_rounds} rounds to attack, but {run.path} has been trained for "
-            f"{trainer.round}: give the study another `--output`."
-        )
+    expect(
+        trainer.round <= trainer.max_rounds,
+        f"Expected a model of {trainer.max_rounds} rounds to attack, but {run.path} has been trained for "
+        f"{trainer.round}: give the study another `--output`.",
+    )
     words = ["--ckpt_path", str(run.path), *options.words]
     sys.argv[1:] = ["attack", *words]  # for its other processes
     attack_command.main(words)
@@ -165,7 +165,6 @@ class _Parsed(FederatedCLI):
         """Builds nothing."""
 
     def after_instantiate_classes(self) -> None:
-        """Keeps the resolved config."""
         self._dump_config()
 
     def _run_subcommand(self, subcommand: str) -> None:

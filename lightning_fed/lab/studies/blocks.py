@@ -6,16 +6,19 @@ from dataclasses import replace
 from html import escape
 from statistics import fmean
 
+from lightning_fed.core.files import png
+from lightning_fed.lab.common import csv_text
 from lightning_fed.lab.report.plots import tuning_html
-from lightning_fed.lab.report.tables import counted, is_share, over_seeds, summarize
-from lightning_fed.lab.studies.comparison import Verdict, pairs_needed, visible_gain
+from lightning_fed.lab.report.summary import counted, is_share, over_seeds, summarize
+from lightning_fed.lab.studies import formats
+from lightning_fed.lab.studies.comparison import pairs_needed, visible_gain
 from lightning_fed.lab.studies.formats import Block, column_head, without_constants
 from lightning_fed.lab.studies.results import BESIDE, StudyResults, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 from lightning_fed.runs.statistics import Goal, known_goal
 
-__all__ = ["heading", "study_blocks", "table_lines", "tuned_block", "tuning_charts"]
+__all__ = ["drawn", "heading", "study_blocks", "table_lines", "tuned_block", "tuning_charts"]
 
 _LEVELS = (0.001, 0.01, 0.05)
 _MEASURES = ("metric", "statistic")
@@ -25,8 +28,9 @@ def heading(study: Study, results: StudyResults) -> list[str]:
     """Returns the title, then paragraphs of Markdown on the source of the study and what was run."""
     profile = study.profiles.get(results.profile)
     size = f"Profile `{results.profile}`" + (f": {profile.why}." if profile and profile.why else ".")
+    source = [f"Source: {study.source}."] if study.source else []
     opened = ["Left open by the source:", *(f"- {one}" for one in study.open)] if study.open else []
-    return [study.title, *([f"Source: {study.source}."] if study.source else []), size, *opened]
+    return [study.title, *source, *([size] if results.profile else []), *opened]
 
 
 def study_blocks(
@@ -46,9 +50,22 @@ def study_blocks(
     return blocks
 
 
+def drawn(kind: str, study: Study, results: StudyResults, table: StudyTable, blocks: Sequence[Block]) -> bytes:
+    """Writes a study in one format: ``md``, ``csv``, ``tex``, ``png`` or ``html``."""
+    text, x = heading(study, results), study.report.x
+    if kind == "png":
+        return png(formats.study_figure(table, x), dpi=150)
+    if kind == "html":
+        return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials)).encode()
+    if kind == "csv":
+        return csv_text(table_lines(table), end="\n").encode()
+    write = formats.as_latex if kind == "tex" else formats.as_markdown
+    return write(text, blocks, table.notes).encode()
+
+
 def _main(study: Study, table: StudyTable, best: bool) -> Block:
     cells = table.cells.values()
-    measures = [{_named(cell, measure) for cell in cells} for measure in _MEASURES]
+    measures = [{_named(cell, measure) for cell in cells if not cell.is_cost} for measure in _MEASURES]
     counts = over_seeds(len(cell.runs) for cell in cells)
     over = "one run each" if counts == "one seed" and "seed" in (*table.row_axes, *table.column_axes) else counts
     title = ", ".join([*(name for names in measures if len(names) == 1 for name in names), over])
@@ -78,7 +95,7 @@ def _marks(study: Study, table: StudyTable, labels: int) -> dict[tuple[int, int]
     for (row, column), cell in table.cells.items():
         setting = tuple(n for axis, n in cell.names.items() if axis not in methods or axis in (*_MEASURES, "seed"))
         place = 1 + table.rows.index(row), labels + table.columns.index(column)
-        if goal := study.report.goal_in(cell.names["metric"]):
+        if (goal := study.report.goal_in(cell.names["metric"])) and not cell.is_cost:
             settings.setdefault(setting, {})[place] = (-1 if goal == "min" else 1) * cell.summary.mean
     marks: dict[tuple[int, int], int] = {}
     for means in settings.values():
@@ -109,7 +126,11 @@ def _differences(study: Study, table: StudyTable) -> Block:
         p_value = "" if math.isnan(cell.p_holm) else f"{cell.p_holm:.3f}" if cell.p_holm >= 0.001 else "< 0.001"
         seen = _signed(visible_gain(found.std, found.pairs), cell.percent).lstrip("+")
         line = [*row, *column, _signed(found.mean, cell.percent), *intervals, p_value, str(found.pairs), seen]
-        lines.append(line + (_judged(cell.verdict, found.std, cell.percent) if cell.verdict else ["", "", ""]))
+        judged = ["", "", ""]
+        if verdict := cell.verdict:
+            needed = pairs_needed(verdict.claimed, found.std)
+            judged = [_signed(verdict.claimed, cell.percent), f"{needed:,}" if needed else "", verdict.word]
+        lines.append(line + judged)
     note = "Paired by seed; paired t-test, p-values adjusted (Holm) for all different tests of the table."
     for metric, other in study.report.against.items():
         note += f" {metric} is compared with {other}."
@@ -119,11 +140,6 @@ def _differences(study: Study, table: StudyTable) -> Block:
     unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
     title = f"Difference to {_baseline(study)}{unit}"
     return without_constants(Block(title, lines, len(lines[0]) - len(names), note))
-
-
-def _judged(verdict: Verdict, std: float, percent: bool) -> list[str]:
-    needed = pairs_needed(verdict.claimed, std)
-    return [_signed(verdict.claimed, percent), f"{needed:,}" if needed else "", verdict.word]
 
 
 def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], note: str = "") -> Block:
@@ -158,10 +174,14 @@ def _named(cell: TableCell, axis: str) -> str:
 
 
 def _value(cell: TableCell) -> str:
-    """Writes the mean over the seeds that have not diverged."""
-    left = [value for value in cell.values if not math.isnan(value)]
-    count = "" if len(left) == len(cell.values) else f" ({len(left)} of {len(cell.values)} seeds)"
-    return "diverged" if cell.is_lost else summarize(left).text(len(left), cell.percent) + count + _stars(cell.p_holm)
+    """Writes the mean over the seeds that have a value, and their number if not all have one; of costs no such mean."""
+    left, most = [value for value in cell.values if not math.isnan(value)], len(cell.values)
+    if cell.is_lost:
+        return "diverged"
+    if cell.is_cost or not left:
+        return cell.summary.text(most, cell.percent)
+    count = "" if len(left) == most else f" ({len(left)} of {most} seeds)"
+    return summarize(left).text(len(left), cell.percent) + count + _stars(cell.p_holm)
 
 
 def _published(cell: TableCell) -> str:

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.report.tables import counted
+from lightning_fed.lab.report.summary import counted
 from lightning_fed.lab.studies.results import AT_EQUAL, StudyResults, StudyRun, is_lost, value_of_run
 from lightning_fed.lab.studies.study import Report, Study
 from lightning_fed.runs.statistics import Goal, goal_of
 
 __all__ = [
-    "PairedDifference", "Verdict", "average_ranks", "has_settled", "holm_adjusted", "is_near", "level_columns",
+    "PairedDifference", "Verdict", "average_ranks", "has_settled", "holm_adjusted", "is_near", "equal_losses",
     "paired_difference", "pairs_needed", "power", "still_improves", "value_of", "verdict_on", "visible_gain",
-    "with_levels",
+    "with_equal_loss",
 ]  # fmt: skip
 
 _RESAMPLES, _COVERAGE = 9999, 0.95
@@ -130,16 +130,12 @@ class Verdict:
     word: Literal["reproduced", "contradicted", "undecided", "nothing learned"]
 
 
-def power(gain: float, std: float, pairs: int) -> float:
+def power(shift: float, pairs: int) -> float:
     """Returns the power of a two-sided paired t-test at 5 %: the probability that it detects a gain.
 
-    1 - F(t*; n - 1, λ) + F(-t*; n - 1, λ) with F of the noncentral t distribution and λ = |gain| √n / std, of n >= 2
-    pairs whose differences have the mean ``gain`` and the standard deviation ``std`` above 0.
+    1 - F(t*; n - 1, λ) + F(-t*; n - 1, λ) with F of the noncentral t distribution and the shift λ = |gain| √n / std, of
+    n >= 2 pairs whose differences have the mean ``gain`` and the standard deviation ``std`` above 0.
     """
-    return _power_at(abs(gain) * math.sqrt(pairs) / std, pairs)
-
-
-def _power_at(shift: float, pairs: int) -> float:
     from scipy import stats
 
     edge = float(stats.t.ppf(1 - _LEVEL / 2, pairs - 1))
@@ -153,7 +149,7 @@ def _shift_for(pairs: int) -> float:
     """Returns the λ at which the power is 80 %."""
     from scipy.optimize import brentq
 
-    return float(brentq(lambda shift: _power_at(shift, pairs) - _POWER, 0.0, 30.0))
+    return float(brentq(lambda shift: power(shift, pairs) - _POWER, 0.0, 30.0))
 
 
 def visible_gain(std: float, pairs: int) -> float:
@@ -208,19 +204,19 @@ def is_near(mean: float, published: float, scale: float) -> bool:
     return abs(mean - published) <= _NEAR * scale
 
 
-def level_columns(report: Report) -> list[str]:
+def equal_losses(report: Report) -> list[str]:
     """Returns the losses at which runs are compared."""
     return [name.removeprefix(AT_EQUAL) for name in report.statistic if name.startswith(AT_EQUAL)]
 
 
 def value_of(run: StudyRun, statistic: str, metric: str, goal: Goal | None = None) -> float:
-    """Returns a statistic of one run from ``with_levels``; NaN if it diverged or has no round with loss and metric."""
-    if statistic.startswith(AT_EQUAL):
-        return run.at_equal.get((metric, statistic), (0, math.nan))[1]
+    """Returns a statistic of one run, NaN if it diverged; at equal loss what ``with_equal_loss`` has read, or NaN."""
+    if statistic.startswith(AT_EQUAL) or (metric, statistic) in run.read:
+        return run.read.get((metric, statistic), math.nan)
     return value_of_run(run.curves[metric], statistic, metric, goal)
 
 
-def with_levels(study: Study, results: StudyResults) -> tuple[StudyResults, list[str]]:
+def with_equal_loss(study: Study, results: StudyResults) -> tuple[StudyResults, list[str]]:
     """Reads metrics at equal loss, if the report asks for it, and returns notes on the numbers.
 
     Runs that differ only in the baseline's axes are compared. For each seed the level is the max over runs of the min
@@ -229,13 +225,13 @@ def with_levels(study: Study, results: StudyResults) -> tuple[StudyResults, list
     """
     report, notes, runs = study.report, list[str](), [*results.runs]
     measured = sorted({name for run in runs for name in run.curves})
-    expect_known("report.statistic", level_columns(report), measured, "a loss that was measured after `at equal`")
-    for loss in level_columns(report):
+    expect_known("report.statistic", equal_losses(report), measured, "a loss that was measured after `at equal`")
+    for loss in equal_losses(report):
         for metric in report.metric:
             found = _first_rounds(runs, report, loss, metric)
             for at, round_ in found.items():
-                read = (round_, runs[at].curves[metric][round_])
-                runs[at] = replace(runs[at], at_equal={**runs[at].at_equal, (metric, AT_EQUAL + loss): read})
+                read = {(metric, AT_EQUAL + loss): runs[at].curves[metric][round_]}
+                runs[at] = replace(runs[at], read=runs[at].read | read)
             if found:
                 where = f"rounds {min(found.values())} to {max(found.values())}"
                 notes.append(f"`{AT_EQUAL}{loss}` takes `{metric}` at {where} of the runs.")

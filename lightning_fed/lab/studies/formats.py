@@ -7,22 +7,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
-from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from lightning_fed.lab.common import import_extra, one_line
+from lightning_fed.lab.common import aligned, import_extra, one_line
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.lab.report.page import MOST_LINES, details_of_runs, html_table, section, whole_page
 from lightning_fed.lab.report.plots import AXES, curves_html, panels_figure
-from lightning_fed.lab.report.tables import is_measured
-from lightning_fed.lab.studies.results import StudyRun, is_lost
+from lightning_fed.lab.report.summary import is_measured
+from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Block", "as_latex", "as_markdown", "column_head", "study_figure", "study_page", "without_constants"]
+__all__ = [
+    "Block",
+    "as_latex",
+    "as_markdown",
+    "as_text",
+    "column_head",
+    "study_figure",
+    "study_page",
+    "without_constants",
+]
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -62,6 +69,16 @@ def without_constants(block: Block) -> Block:
     lines = [[cell for at, cell in enumerate(line) if at not in same] for line in block.lines]
     labels = block.labels - sum(at < block.labels for at in same)
     return replace(block, lines=lines, labels=labels, above=f"In all rows: {said}." if said else "")
+
+
+def as_text(blocks: Sequence[Block], notes: Sequence[str]) -> str:
+    """Writes tables and notes for a terminal, with columns of equal width."""
+    parts = list[str]()
+    for block in blocks:
+        head, *rows = block.lines
+        rule = ["-" * max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        parts += [block.title, block.above, aligned([head, rule, *rows]), block.note]
+    return "\n\n".join(one for one in (*parts, *map(one_line, notes)) if one)
 
 
 def _paragraphs(parts: Iterable[str]) -> str:
@@ -146,22 +163,21 @@ def _latex(text: str) -> str:
 
 def study_figure(table: StudyTable, x: str) -> Figure:
     """Draws a panel for each column of the table and a line with a band for each row, or the reverse."""
-    return panels_figure(_panels(table, {}), x)
+    return panels_figure(_panels(table), x)
 
 
 def study_page(
-    text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, tuning: Sequence[str] = (),
-    folders: Mapping[str, MeasuredRun] = MappingProxyType({}),
-) -> str:  # fmt: skip
+    text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, tuning: Sequence[str] = ()
+) -> str:
     """Makes the interactive page of a study.
 
     It has a title, paragraphs of Markdown, the first table, the curves over x, the other tables and charts of the
-    tuning. For runs whose folders are available (``folders``, by fingerprint) it also shows their other content.
+    tuning. Of runs with a folder it also shows their other content.
     """
-    runs = _runs(table, folders)
+    runs = _runs(table)
     axes = [x, *(name for name in AXES if runs and name != x and is_measured(runs, name))]
     curves = []
-    for index, ((title, metric), methods) in enumerate(_panels(table, folders).items()):
+    for index, ((title, metric), methods) in enumerate(_panels(table).items()):
         heading = f"<h3>{escape(title)}</h3>" if title else ""
         curves.append(f"<div>{heading}{curves_html(methods, metric, axes, f'curves-{index}')}</div>")
     body = (
@@ -189,7 +205,7 @@ def _block(block: Block, notes: Sequence[str] = ()) -> str:
     return "\n".join([*lines, *(f"<p>{escape(note)}</p>" for note in (block.note, *notes) if note)])
 
 
-def _panels(table: StudyTable, folders: Mapping[str, MeasuredRun]) -> dict[tuple[str, str], dict[int, Method]]:
+def _panels(table: StudyTable) -> dict[tuple[str, str], dict[int, Method]]:
     """Returns for each panel, by title and metric, its numbered methods; statistics and seeds share a curve.
 
     Diverged runs are left out, as in the table: their last losses would set the scale for all others.
@@ -199,7 +215,7 @@ def _panels(table: StudyTable, folders: Mapping[str, MeasuredRun]) -> dict[tuple
     for cell in table.cells.values():
         metric, panel = cell.names["metric"], _label(cell, panel_axes)
         seeds = panels.setdefault((panel, metric), {}).setdefault(_label(cell, line_axes), {})
-        seeds.update({run.seed: _measured(run, folders) for run in cell.runs if not is_lost(run.curves[metric])})
+        seeds.update({run.seed: run.measured for run in cell.runs if not is_lost(run.curves[metric])})
     numbers = {line: at for at, line in enumerate(dict.fromkeys(line for lines in panels.values() for line in lines))}
     return {
         panel: {numbers[name]: _method(name, runs) for name, runs in lines.items() if runs}
@@ -229,17 +245,11 @@ def _label(cell: TableCell, axes: Sequence[str]) -> str:
     return column_head(axes, [cell.names[axis] for axis in axes])
 
 
-def _measured(run: StudyRun, folders: Mapping[str, MeasuredRun]) -> MeasuredRun:
-    """Returns a run with all its columns if its folder is available, else with the columns of the tables."""
-    name = run.fingerprint
-    return folders.get(name) or MeasuredRun(Path(name), name, "", "", "", run.seed, "", 0.0, run.curves)
-
-
-def _runs(table: StudyTable, folders: Mapping[str, MeasuredRun]) -> list[Method]:
-    """Returns each combination of values as a method, with its runs whose folders are available."""
-    axes, methods = _differing(table), dict[str, dict[int, MeasuredRun]]()
+def _runs(table: StudyTable) -> list[Method]:
+    """Returns each combination of values as a method, with its runs that have a folder."""
+    axes, methods = _differing(table) or _sides(table)[0], dict[str, dict[int, MeasuredRun]]()
     for cell in table.cells.values():
-        found = {run.seed: folders[run.fingerprint] for run in cell.runs if run.fingerprint in folders}
+        found = {run.seed: run.folder for run in cell.runs if run.folder is not None}
         methods.setdefault(_label(cell, axes), {}).update(found)
     return [_method(label, runs) for label, runs in methods.items() if runs]
 

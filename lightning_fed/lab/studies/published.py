@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.core.files import read_regular
-from lightning_fed.errors import FederatedError, expect_choice
+from lightning_fed.errors import FederatedError, expect, expect_choice
 from lightning_fed.lab.common import expect_known
 
 __all__ = ["Figure", "PublishedFigures", "published_files", "read_published"]
@@ -67,8 +67,7 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
         axes: The names of the values of each axis.
     """
     expect_known("report.published", published, ("file", "where", "axes"), "its keys")
-    if "file" not in published:
-        raise FederatedError("Expected `report.published` to name a `file` of figures, got none.")
+    expect("file" in published, "Expected `report.published` to name a `file` of figures, got none.")
     rows = _read(str(published["file"]))
     where = _texts("report.published.where", published.get("where"))
     _expect_values("report.published.where", where, rows)
@@ -79,8 +78,8 @@ def read_published(published: Mapping[str, Any], axes: Mapping[str, Iterable[str
     if "metric" in axes and "metric" not in named:  # a figure belongs to one metric only
         meant["metric"] = {next(iter(axes["metric"])): {}}
     found = PublishedFigures(rows[0]["table"] if rows else "", rows, meant)
-    if not any(found.figure(dict(zip(meant, cell, strict=True))) for cell in product(*(axes[axis] for axis in meant))):
-        raise FederatedError(f"Expected `report.published` to select figures of {published['file']}, got none.")
+    some = any(found.figure(dict(zip(meant, cell, strict=True))) for cell in product(*(axes[axis] for axis in meant)))
+    expect(some, f"Expected `report.published` to select figures of {published['file']}, got none.")
     return found
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from lightning_fed.core.files import read_regular, write_atomically
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 from lightning_fed.lab.common import csv_text, no_apostrophe
+from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
 
 __all__ = [
-    "AT_EQUAL", "BESIDE", "RESERVED", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results", "table_file",
-    "value_of_run", "write_results",
+    "AT_EQUAL", "BESIDE", "RESERVED", "TO_TARGET", "StudyResults", "StudyRun", "Trial", "is_lost", "read_results",
+    "table_file", "value_of_run", "write_results",
 ]  # fmt: skip
 
 RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic", "stage")
@@ -25,6 +26,9 @@ RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metri
 
 AT_EQUAL = "at equal "
 """The prefix of a statistic that is taken at equal loss; the name of the loss follows."""
+
+TO_TARGET = " to "
+"""Stands in a statistic that is a cost, between its column and the target: ``gradients to 0.8``."""
 
 BESIDE = " best, not to choose by"
 """The end of the name of a trial's value that is shown but does not decide."""
@@ -49,8 +53,15 @@ class StudyRun:
     curves: dict[str, dict[int, float]] = field(default_factory=dict)  # by metric and evaluated round, in order
     goals: dict[str, Goal] = field(default_factory=dict)  # of metrics whose names do not say them
     created: float = field(default=0.0, compare=False)  # seconds since the epoch; 0 if only tables exist
-    at_equal: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict, compare=False)
-    """By metric and statistic, the round and the value at equal loss; see ``with_levels``."""
+    read: dict[tuple[str, str], float] = field(default_factory=dict, compare=False)
+    """By metric and statistic, what its curve alone does not give, such as the value at equal loss."""
+    folder: MeasuredRun | None = field(default=None, compare=False)  # its run folder, if it is to be shown too
+
+    @property
+    def measured(self) -> MeasuredRun:
+        """Its run folder with all columns, or else only the curves of the tables."""
+        name = self.fingerprint
+        return self.folder or MeasuredRun(Path(name), name, "", "", "", self.seed, "", 0.0, self.curves)
 
     def shown(self, metrics: Iterable[str]) -> list[list[tuple[int, str]]]:
         """Returns the rounds and values of some metrics, as tables have them."""
@@ -100,11 +111,11 @@ def write_results(results: StudyResults, folder: Path) -> None:
     Numbers have seven digits, as in single precision, so reading and writing the files again changes nothing. A table
     that is a ``.csv.gz`` already stays one.
     """
-    if not results.runs:
-        raise FederatedError(
-            f"Expected finished runs of the study {results.name} (profile {results.profile}), found none: run "
-            "`lightning-fed study` with the same file, `--profile` and `--output` first."
-        )
+    expect(
+        results.runs,
+        f"Expected finished runs of the study {results.name} (profile {results.profile}), found none: run "
+        "`lightning-fed study` with the same file, `--profile` and `--output` first.",
+    )
     _write(table_file(folder, "results"), results.runs, _run_rows(results))
     _write(table_file(folder, "curves"), results.runs, _curve_rows(results.runs))
     if results.trials:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NewType
 
-from lightning_fed.errors import FederatedError, expect_count
+from lightning_fed.errors import FederatedError, expect, expect_count
 from lightning_fed.lab.attack.options import AttackOptions, expect_sound_attack
 from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.studies.results import AT_EQUAL, RESERVED
@@ -245,13 +245,12 @@ def expect_sound(study: Study) -> None:
     if wrong := [name for axis in study.axes for name in (axis, *study.axes[axis]) if not name.isprintable()]:
         raise FederatedError(f"Expected `axes` and their values to have names on one line, got {wrong[0]!r}.")
     for axis, values in study.axes.items():
-        if axis in (taken := (*RESERVED, *study.report.metric)) or not values:
-            raise FederatedError(
-                f"Expected `axes` to have values, under names other than {', '.join(taken)}, got {axis!r}."
-            )
+        taken = (*RESERVED, *study.report.metric)
+        sound = bool(values) and axis not in taken
+        expect(sound, f"Expected `axes` to have values, under names other than {', '.join(taken)}, got {axis!r}.")
     for place, seeds in (("seeds", study.seeds), ("tune.seeds", study.tune.seeds)):
-        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-            raise FederatedError(f"Expected `{place}` to be one or more different integers of at least 0, got {seeds}.")
+        sound = bool(seeds) and len({*seeds}) == len(seeds) and min(seeds) >= 0
+        expect(sound, f"Expected `{place}` to be one or more different integers of at least 0, got {seeds}.")
     if "seed_everything" in study.set:
         raise FederatedError("Expected the seeds of runs in `seeds`, got `set.seed_everything`: move it there.")
     if "full" in study.profiles:
@@ -270,13 +269,12 @@ def _expect_sound_report(study: Study) -> None:
         expect_known(place, axes, reported_axes(study), "axes of the study")
     for key in ("metric", "statistic", "rows", "columns"):
         names = getattr(report, key)
-        if len(set(names)) < len(names):
-            raise FederatedError(f"Expected `report.{key}` to name each once, got {', '.join(names)}.")
+        expect(len({*names}) == len(names), f"Expected `report.{key}` to name each once, got {', '.join(names)}.")
     for statistic in report.statistic:
-        if not statistic.startswith(AT_EQUAL):
+        if statistic.startswith(AT_EQUAL):
+            expect(report.baseline, f"Expected `report.baseline` with the statistic {statistic!r}, got none.")
+        else:
             expect_statistic("report.statistic", statistic)
-        elif not report.baseline:
-            raise FederatedError(f"Expected `report.baseline` with the statistic {statistic!r}, got none.")
     expect_values("report.baseline", study, report.baseline)
     named = {"report.against": [*report.against, *report.against.values()]}
     named |= {f"report.{key}": [*one] for key in ("gain", "goal") if isinstance(one := getattr(report, key), dict)}

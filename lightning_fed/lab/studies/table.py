@@ -7,13 +7,13 @@ from itertools import product
 
 import numpy as np
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.report.tables import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
+from lightning_fed.lab.report.summary import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
 from lightning_fed.lab.studies import comparison
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
-from lightning_fed.lab.studies.results import StudyResults, StudyRun, is_lost
+from lightning_fed.lab.studies.results import TO_TARGET, StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import Report, Study, reported_axes
 from lightning_fed.runs.statistics import first_as_good, goal_of, is_reached
 
@@ -42,6 +42,11 @@ class TableCell:
     def summary(self) -> Summary:
         """Mean and standard deviation over seeds; if some seeds have no value, the number of those that do."""
         return summarize_found(self.values)
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it is not the metric but what the runs spent until it reached a target."""
+        return TO_TARGET in self.names["statistic"] and not self.names["statistic"].startswith("at ")
 
     @property
     def is_lost(self) -> bool:
@@ -75,7 +80,7 @@ class StudyTable:
 def study_table(study: Study, results: StudyResults, published: PublishedFigures | None = None) -> StudyTable:
     """Makes the table of a study, in the profile that was run, with the published figures that its report names."""
     _expect_of_study(study, results)
-    results, on_levels = comparison.with_levels(study, results)
+    results, on_equal_loss = comparison.with_equal_loss(study, results)
     row_axes, column_axes = _table_axes(study, results)
     cells = _cells(study, results.runs, row_axes, column_axes)
     if not cells:
@@ -90,7 +95,7 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
     columns = _in_order({column for _, column in cells}, column_axes, study)
     cells = {key: cells[key] for key in product(rows, columns) if key in cells}
     baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
-    notes = (*_notes(study, results), *on_levels)
+    notes = (*_notes(study, results), *on_equal_loss)
     table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
     return replace(table, ranks=_ranks(table, study.report))
 
@@ -146,10 +151,11 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
         for metric in study.report.metric
     }
     first, target = study.report.metric[0], study.report.target
-    if target is not None and target > 1 and shares[first]:
-        raise FederatedError(
-            f"Expected `report.target` in [0, 1], as {first} is measured, got {target:g}: write "
-            f"{target / 100:g} for {target:g} %."
+    if target is not None:
+        expect(
+            target <= 1 or not shares[first],
+            f"Expected `report.target` in [0, 1], as {first} is measured, got {target:g}: write {target / 100:g} for "
+            f"{target:g} %.",
         )
     return {key: _cell(names, cell, shares[names["metric"]], study.report) for key, (names, cell) in groups.items()}
 
@@ -164,7 +170,8 @@ def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, report
     if target is not None:
         rounds = [None if is_lost(curve) else first_as_good(curve, metric, target, goal) for curve in curves]
         reached = summarize_found([math.nan if at is None else at for at in rounds])
-    return TableCell(names, tuple(runs), values, percent, reached)
+    cell = TableCell(names, tuple(runs), values, percent, reached)
+    return replace(cell, percent=False) if cell.is_cost else cell
 
 
 def _compared(
@@ -175,7 +182,7 @@ def _compared(
     for key, cell in cells.items():
         metric = study.report.against.get(cell.names["metric"], cell.names["metric"])
         other = _key({**cell.names, **study.report.baseline, "metric": metric}, row_axes, column_axes)
-        if other != key and other in cells:
+        if other != key and other in cells and not cell.is_cost:
             pairs[key] = other
     found = {key: _difference(cells[key], cells[other]) for key, other in pairs.items()}
     values = {key: (cells[key].values, cells[other].values) for key, other in pairs.items()}
@@ -245,7 +252,8 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
     expected = len(list(combinations(study))) * len(study.seeds)
     if len(results.runs) < expected:
         notes.append(f"Results exist for {len(results.runs):,} of {counted(expected, 'run')}.")
-    lost = [run for run in results.runs if any(map(is_lost, run.curves.values()))]
+    counted_in = (*study.report.metric, *comparison.equal_losses(study.report))
+    lost = [run for run in results.runs if any(is_lost(run.curves.get(name, {})) for name in counted_in)]
     if lost:
         notes.append(
             f"{len(lost):,} of {counted(len(results.runs), 'run')} diverged. A mean over the remaining seeds gives "

@@ -42,11 +42,21 @@ def page(tmp_path_factory) -> Path:
 def test_table_and_sections_hold_what_was_measured(page: Path) -> None:
     read = Page(page.read_text(encoding="utf-8"))
     differ = "What differs between the methods"
-    title = "val/acc, mean ± std over 2 seeds"
-    assert read.headings == [title, "Other metrics", "Agreement", "Updates", differ, "Clients", "Split"]
+    title = "val/acc (%), mean ± std over 2 seeds"
+    assert read.headings == [
+        "val/acc",
+        title,
+        "Curves",
+        "Other metrics",
+        "Agreement",
+        "Updates",
+        differ,
+        "Clients",
+        "Split",
+    ]
     table, differences, *clients = read.tables
     assert table == [
-        ["method", "final (%)", "best (%)", "mean of last 10 (%)", "round to 0.85"],
+        ["method", "final", "best", "last 10", "round to 0.85"],
         [HOSTILE, "80.00 ± 14.14", "80.00 ± 14.14", "46.67 ± 4.71", "1 of 2 seeds"],
         ["FedAvg", "75.00 ± 7.07", "75.00 ± 7.07", "45.00 ± 2.36", "0 of 2 seeds"],
     ]
@@ -148,12 +158,12 @@ def test_a_browser_finds_no_error_and_shows_the_numbers(page: Path, tmp_path: Pa
       document.querySelectorAll("table")[0].querySelectorAll("button")[1].click();
       document.querySelectorAll("table")[2].querySelectorAll("button")[2].click();
       document.querySelectorAll("table")[2].querySelectorAll("button")[2].click();
-      setTimeout(() => click(document.querySelector("#curves .legendtoggle"), ["mousedown", "mouseup"]), 500);
-      setTimeout(() => click(document.querySelectorAll("#curves .updatemenu-button")[1], ["click"]), 2000);
+      setTimeout(() => click(document.querySelector("#curves-0 .legendtoggle"), ["mousedown", "mouseup"]), 500);
+      setTimeout(() => click(document.querySelectorAll("#curves-0 .updatemenu-button")[1], ["click"]), 2000);
       setTimeout(() => {
-        const data = document.getElementById("curves").data;
+        const data = document.getElementById("curves-0").data;
         const drawn = data.map(trace => [trace.visible ?? true, trace.opacity ?? 1]);
-        const names = [...document.querySelectorAll("#curves .legendtext")].map(text => text.textContent);
+        const names = [...document.querySelectorAll("#curves-0 .legendtext")].map(text => text.textContent);
         document.title = JSON.stringify([names, drawn]);
       }, 3000);
     """

@@ -9,7 +9,7 @@ from lightning_fed.core.logged_values import TOTALS
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.plots import AXES, curve, limits, panels_figure
-from lightning_fed.lab.report.tables import X_SUMS
+from lightning_fed.lab.report.summary import X_SUMS
 from tests.lab.report.parts import method
 
 

@@ -15,7 +15,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack.options import COLUMNS, AttackOptions
 from lightning_fed.lab.runner import command, record, worker
 from lightning_fed.lab.runner.command import main, rounds_of
-from lightning_fed.lab.runner.record import done_run, hash_of, read_run, write_record
+from lightning_fed.lab.runner.record import done_run, hash_of, measured_run, write_record
 from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.studies.cells import Cell, cells_of
 from lightning_fed.lab.studies.study import AxisValue, Name, Report, Study
@@ -85,13 +85,13 @@ def test_no_flipped_bit_of_a_record_counts(tmp_path: Path) -> None:
     (cell, _) = cells_of(study(tmp_path))
     run = train(tmp_path, cell)
     write_record(tmp_path, cell, run, rounds=2)
-    path, whole = tmp_path / cell.folder / "done.json", read_run(tmp_path, cell)
+    path, whole = tmp_path / cell.folder / "done.json", measured_run(tmp_path, cell)
     content = path.read_bytes()
     for at in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[at // 8] ^= 1 << at % 8
         path.write_bytes(damaged)
-        assert done_run(tmp_path, cell) is None or read_run(tmp_path, cell) == whole
+        assert done_run(tmp_path, cell) is None or measured_run(tmp_path, cell) == whole
     assert path.write_bytes(content.replace(b'"rounds": 2', b'"rounds": 0'))
     assert done_run(tmp_path, cell) is None
 
@@ -101,7 +101,7 @@ def test_a_damaged_table_of_a_run_is_said(tmp_path: Path, capsys: pytest.Capture
     run = train(tmp_path, cell)
     run.metrics.write_text("round,test/acc\n0,0.1\n1,0.2\n6,0.3\n")
     for _ in range(2):
-        read_run(tmp_path, cell)
+        measured_run(tmp_path, cell)
     assert capsys.readouterr().out.count("is damaged at the row after round 1") == 1
 
 
@@ -118,12 +118,12 @@ def test_other_weights_under_the_same_name_make_another_run(tmp_path: Path, monk
 def test_of_a_run_that_has_more_rounds_than_it_is_to_have_the_first_ones_count(tmp_path: Path) -> None:
     (cell, _) = cells_of(one := study(tmp_path))
     run = train(tmp_path, cell)
-    assert list(read_run(tmp_path, cell)["test/acc"]) == [0, 2]
+    assert list(measured_run(tmp_path, cell).columns["test/acc"]) == [0, 2]
     write_record(tmp_path, cell, run, rounds=1)
-    assert read_run(tmp_path, cell)["test/acc"] == {0: 0.1}
+    assert measured_run(tmp_path, cell).columns["test/acc"] == {0: 0.1}
     assert collect(one, "full", tmp_path)[0].runs[0].rounds == 0
     write_record(tmp_path, cell, run, rounds=2)
-    assert list(read_run(tmp_path, cell)["test/acc"]) == [0, 2]
+    assert list(measured_run(tmp_path, cell).columns["test/acc"]) == [0, 2]
 
 
 FOUND = """attack,members,others,accuracy,accuracy_low,auc,tpr_at_0.01,tpr_at_0.001
@@ -147,7 +147,7 @@ def test_an_attack_on_its_model_is_part_of_a_run(tmp_path: Path) -> None:
     (run.path / "attack.csv").write_text(FOUND)
     assert done_run(tmp_path, cell) == run
     assert (done_run(tmp_path, plain), done_run(tmp_path, other)) == (run, None)  # no attack is asked for: it is done
-    columns = read_run(tmp_path, cell)
+    columns = measured_run(tmp_path, cell).columns
     assert columns["attack/logistic_regression/accuracy"] == {2: 0.57}
     assert columns["attack/loss/auc"] == {2: 0.64}
     assert columns["attack/loss/tpr_at_0.01"] == {2: 0.03}
@@ -159,7 +159,7 @@ def test_an_attack_on_its_model_is_part_of_a_run(tmp_path: Path) -> None:
 def test_a_run_that_diverged_is_not_attacked_and_lost_there_too(tmp_path: Path) -> None:
     cell = cells_of(attacked(tmp_path))[0]
     write_record(tmp_path, cell, train(tmp_path, cell), diverged=True)
-    columns = read_run(tmp_path, cell)
+    columns = measured_run(tmp_path, cell).columns
     assert all(math.isnan(columns[name][3]) for name in (*COLUMNS, "test/acc"))
 
 
@@ -169,7 +169,7 @@ def test_figures_of_an_attack_that_cannot_be_read_are_told(tmp_path: Path, damag
     run = train(tmp_path, cell)
     (run.path / "attack.csv").write_text(damage)
     with pytest.raises(FederatedError, match="attack.csv as `lightning-fed attack` writes it, but it cannot be read"):
-        read_run(tmp_path, cell)
+        measured_run(tmp_path, cell)
 
 
 def test_the_model_of_more_rounds_than_a_run_is_to_have_is_not_attacked(tmp_path: Path) -> None:

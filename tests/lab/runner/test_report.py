@@ -170,8 +170,8 @@ def test_mistakes_are_one_sentence(file: str, tmp_path: Path) -> None:
         (["--study", file, "--from", root, "--profile", "cpu"], "Expected `--profile` to be full, as in runs/"),
         (["--study", "quickstart", "--from", root], "Expected `--study` to be rates, as in runs/.*'quickstart'"),
         (["--study", file, "--from", "elsewhere"], "Expected the results of a study in elsewhere/results.csv"),
-        (["--study"], "Expected `lightning-fed report --study FILE` with options"),
-        (["--study", file, "--format", "doc"], "Expected `lightning-fed report --study FILE` with options .*'doc'"),
+        (["--study"], "Expected `lightning-fed report` with options"),
+        (["--study", file, "--format", "doc"], "Expected `lightning-fed report` with options .*'doc'"),
     ):
         with pytest.raises(FederatedError, match=sentence):
             main(words)

@@ -14,7 +14,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack.options import AttackOptions
 from lightning_fed.lab.runner import command, record, tuning
 from lightning_fed.lab.runner.pool import Outcome
-from lightning_fed.lab.runner.record import done_run, read_run, write_record
+from lightning_fed.lab.runner.record import done_run, measured_run, write_record
 from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.runner.tuning import expect_sound_stages, groups_of, tune, tuned_together, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations, make_cell
@@ -132,7 +132,7 @@ def test_what_has_diverged_is_not_chosen_and_counts_as_lost_whatever_it_had_reac
     assert {cell.options["lr"] for cell in tuned} == {0.1}
     lost = replace(tuned[0], seed=1, folder="lost")
     train([lost])
-    kept, left = (read_run(tmp_path, cell) or {} for cell in (tuned[0], lost))
+    kept, left = (run.columns if (run := measured_run(tmp_path, cell)) else {} for cell in (tuned[0], lost))
     assert list(kept["test/acc"].values()) == [0.1, 0.7]
     assert list(left["test/acc"].values()) == [0.1, 0.7, math.nan]
 

@@ -157,7 +157,7 @@ def seen(gain: float, std: float, n: int) -> float:
 @pytest.mark.parametrize("n", list(EDGE))
 @pytest.mark.parametrize("gain", [0.0, 0.3, -1.0, 2.5])
 def test_power_is_the_chance_to_reject(n: int, gain: float) -> None:
-    assert power(gain, 1.5, n) == pytest.approx(seen(gain, 1.5, n), abs=2e-5)
+    assert power(abs(gain) * math.sqrt(n) / 1.5, n) == pytest.approx(seen(gain, 1.5, n), abs=2e-5)
 
 
 @pytest.mark.parametrize("n", list(EDGE))
@@ -168,15 +168,15 @@ def test_the_visible_gain_is_seen_four_times_in_five(n: int) -> None:
 def test_power_by_drawing() -> None:
     drawn = np.random.default_rng(0).normal(0.9, 1.0, (200_000, 10))
     t = drawn.mean(axis=1) / drawn.std(axis=1, ddof=1) * math.sqrt(10)
-    assert power(0.9, 1.0, 10) == pytest.approx(float((np.abs(t) > EDGE[10]).mean()), abs=4e-3)
+    assert power(0.9 * math.sqrt(10), 10) == pytest.approx(float((np.abs(t) > EDGE[10]).mean()), abs=4e-3)
 
 
 @pytest.mark.parametrize(("gain", "std"), [(0.7, 2.4), (-0.7, 2.4), (5.0, 1.0), (0.5, 0.01), (0.05, 1.0)])
 def test_the_seeds_that_are_needed_are_the_fewest(gain: float, std: float) -> None:
     n = pairs_needed(gain, std)
     assert n is not None
-    assert power(gain, std, n) >= 0.8 - 1e-9
-    assert n == 2 or power(gain, std, n - 1) < 0.8
+    assert power(abs(gain) * math.sqrt(n) / std, n) >= 0.8 - 1e-9
+    assert n == 2 or power(abs(gain) * math.sqrt(n - 1) / std, n - 1) < 0.8
 
 
 def test_what_no_number_of_seeds_sees() -> None:

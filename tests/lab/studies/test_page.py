@@ -43,8 +43,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory, table: StudyTable) -> dict
 
 
 def page_of(table: StudyTable, folders: dict[str, MeasuredRun]) -> str:
+    cells = {
+        key: replace(cell, runs=tuple(replace(run, folder=folders.get(run.fingerprint)) for run in cell.runs))
+        for key, cell in table.cells.items()
+    }
+    table = replace(table, cells=cells)
     blocks, charts = study_blocks(STUDY, some_results(), table), tuning_charts(STUDY, some_results().trials)
-    return study_page(heading(STUDY, some_results()), blocks, table, "round", charts, folders)
+    return study_page(heading(STUDY, some_results()), blocks, table, "round", charts)
 
 
 def test_tables_alone_make_a_page_of_tables_curves_and_tuning(table: StudyTable) -> None:

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.tables import Summary
+from lightning_fed.lab.report.summary import Summary
 from lightning_fed.lab.studies.blocks import study_blocks
 from lightning_fed.lab.studies.published import Figure, read_published
 from lightning_fed.lab.studies.results import StudyResults
