@@ -1,6 +1,7 @@
-"""A progress bar for rounds, one for the clients of a round, and the summary of the module's layers."""
+"""A progress bar for rounds, one for the clients of a round, lines for a log file, and the summary of the layers."""
 
 import sys
+import time
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
 __all__ = ["FederatedProgressBar", "model_summary"]
 
 _TICK_S = 0.1
+_LINE_S = 10.0  # a log file gets no line sooner than this after the last, but for the first round and the last
 _EVALUATED = ("test/acc", "val/acc", "test/loss", "val/loss")
 
 
@@ -26,22 +28,25 @@ class FederatedProgressBar(FederatedCallback):
     drawn clients were left out so far, if any were.
 
     In a notebook the bars are widgets; without ipywidgets only the bar for rounds is shown, as text. Without a terminal
-    or a notebook nothing is shown: look at metrics.csv, which is flushed after every round.
+    or a notebook, as under ``nohup`` or SLURM, it prints a line with the same facts: after the first round and the last,
+    and between them after each round, but at most one in 10 seconds.
     """
 
     def __init__(self) -> None:
         self.in_notebook = type(sys.stderr).__module__.startswith("ipykernel")
-        self.is_enabled = self.in_notebook or sys.stderr.isatty()
+        self.has_bars = self.in_notebook or sys.stderr.isatty()
         self._rounds: Any = None
         self._clients: Any = None
-        self._left_out = self._missing = 0
+        self._left_out = self._missing = self._first = 0
+        self._began = self._said = 0.0
 
     def on_fit_start(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # the trainer is ours
-        self._left_out = 0
+        self._left_out, self._first = 0, trainer.round
+        self._began, self._said = time.monotonic(), float("-inf")
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Opens the bars, after all earlier messages, and resets the bar for the clients of this process."""
-        if self._rounds is None and self.is_enabled and trainer.is_global_zero:
+        if self._rounds is None and self.has_bars and trainer.is_global_zero:
             self._open(trainer)
         self._missing = len(cohort.clients) + len(cohort.skipped)
         if self._clients is not None:
@@ -68,11 +73,28 @@ class FederatedProgressBar(FederatedCallback):
     def on_train_epoch_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # the trainer is ours
         self._left_out += self._missing
         if self._rounds is not None:
-            shown = {name: f"{value:.4g}" for name, value in _metrics(trainer).items()}
-            if self._left_out:
-                shown["clients left out"] = str(self._left_out)
-            self._rounds.set_postfix(shown, refresh=False)
+            self._rounds.set_postfix(self._shown(trainer), refresh=False)
             self._rounds.update()
+        elif not self.has_bars and trainer.is_global_zero:
+            self._say(trainer)
+
+    def _shown(self, trainer: TrainerLike) -> dict[str, str]:
+        shown = {name: f"{value:.4g}" for name, value in _metrics(trainer).items()}
+        return shown | ({"clients left out": str(self._left_out)} if self._left_out else {})
+
+    def _say(self, trainer: TrainerLike) -> None:
+        now, last = time.monotonic(), trainer.round >= trainer.max_rounds or trainer.should_stop
+        if now < self._said + _LINE_S and not last:
+            return
+        self._said = now
+        pace = (now - self._began) / (trainer.round - self._first)
+        left = tqdm.format_interval(pace * (trainer.max_rounds - trainer.round))
+        shown = "".join(f", {name} {value}" for name, value in self._shown(trainer).items())
+        print(
+            f"Round {trainer.round} of {trainer.max_rounds}{shown}; {pace:.3g} s a round, {left} left",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def on_fit_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # the trainer is ours
         """Closes the bars before the trainer prints the run's folder."""

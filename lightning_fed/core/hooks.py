@@ -221,10 +221,14 @@ class HookCaller:
 
     Args:
         trainer: Has ``callbacks``, ``aggregator`` and ``lightning_module``, and is what hooks are called with.
+
+    Attributes:
+        stopper: What set ``trainer.should_stop``, with the metric that it monitors; empty if nothing did.
     """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+        self.stopper = ""
 
     @property
     def callbacks(self) -> list[Callback]:
@@ -253,8 +257,16 @@ class HookCaller:
                     if isinstance(callback, EarlyStopping):  # a monitor that nobody logs
                         raise FederatedError(f"EarlyStopping cannot go on: {' '.join(str(error).split())}") from error
                     raise
+                self._note_stop(callback)
         if module and hasattr(own, hook):
             getattr(own, hook)(*args)
+            self._note_stop(own)
+
+    def _note_stop(self, part: Any) -> None:
+        """Keeps who was the first to end the run."""
+        if self.trainer.should_stop and not self.stopper:
+            monitor = getattr(part, "monitor", None)
+            self.stopper = type(part).__name__ + (f" on {monitor}" if isinstance(monitor, str) else "")
 
     def methods(self, hook: str) -> list[Callable[..., Any]]:
         """Returns the hook of every callback that overrides it, as a bound method."""

@@ -188,7 +188,9 @@ class Bookkeeping:
         if signum is None or done >= trainer.options.max_rounds:
             if self.run is not None:
                 shown = [f"{k} {v:.4g}" for k, v in sorted(trainer.progress_bar_metrics.items())]
-                rank_zero_info(f"{done} rounds in {self.run.path}: {', '.join(shown) or 'done'}")
+                early = f"{done} of {trainer.max_rounds} rounds, ended by {trainer.hooks.stopper}, in"
+                said = early if trainer.hooks.stopper and done < trainer.max_rounds else f"{done} rounds in"
+                rank_zero_info(f"{said} {self.run.path}: {', '.join(shown) or 'done'}")
                 say_whose(trainer.callbacks if trainer.val_loaders else ())
             return
         self.interrupted = int(signum)

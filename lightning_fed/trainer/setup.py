@@ -54,7 +54,7 @@ def attached(
     trainer.seed = run_seed() if trainer.options.seed is None else trainer.options.seed
     trainer.state.fn, trainer.state.status = fn, TrainerStatus.RUNNING
     trainer.state.stage = RunningStage.TRAINING if fn == TrainerFn.FITTING else RunningStage(fn.value)
-    trainer.should_stop = False
+    trainer.should_stop, trainer.hooks.stopper = False, ""
     launch(trainer.fabric)
     model.trainer = datamodule.trainer = cast(Any, trainer)
     try:

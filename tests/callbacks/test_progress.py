@@ -1,12 +1,14 @@
 """The bars: shown on a terminal and in a notebook, with the newest metrics, and closed before the last message."""
 
 import io
+import re
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fed import FederatedTrainer
@@ -100,9 +102,73 @@ def test_clients_left_out_are_counted_and_a_metric_is_found(tmp_path: Path, monk
     assert ", train/loss=0.5, val/acc=0.25, clients left out=3]" in stream.getvalue()
 
 
-def test_quiet_without_a_terminal_or_when_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "Rounds" not in _fit(tmp_path, io.StringIO(), monkeypatch, [])
-    assert "Rounds" not in _fit(tmp_path, Terminal(), monkeypatch, [], enable_progress_bar=False)
+def test_quiet_when_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in (Terminal(), io.StringIO()):
+        assert "ound" not in _fit(tmp_path, stream, monkeypatch, [], enable_progress_bar=False)
+
+
+class Clock:
+    """Tells each time a number of seconds more."""
+
+    def __init__(self, tick: float) -> None:
+        self.now, self.tick = 0.0, tick
+
+    def monotonic(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+@pytest.mark.parametrize(("tick", "rounds"), [(30.0, "123"), (6.0, "13"), (1.0, "13")])
+def test_a_log_file_has_lines_at_a_sensible_pace(
+    tick: float, rounds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_fed.callbacks.progress.time", Clock(tick))
+    lines = _fit(tmp_path, io.StringIO(), monkeypatch, []).splitlines()
+    found = [re.fullmatch(r"Round (\d) of 3, train/loss 0\.\d+; (\d+) s a round, (\S+) left", line) for line in lines]
+    said = [match.groups() for match in found if match is not None]
+    assert "".join(number for number, _, _ in said) == rounds
+    assert {pace for _, pace, _ in said} == {f"{tick:.0f}"}
+    assert [left for _, _, left in said][:: len(said) - 1] == [
+        f"00:{2 * tick:02.0f}" if tick < 30 else "01:00",
+        "00:00",
+    ]
+
+
+class Stops(Callback):
+    """Ends the run after a round, by itself or as a callback with a monitor."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = trainer.round == 2
+
+
+class StopsItself(ImageClassifier):
+    def on_train_epoch_end(self) -> None:
+        self.trainer.should_stop = self.trainer.round == 2
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "module", "words"),
+    [
+        ([EarlyStopping("train/loss", patience=1, min_delta=10)], ImageClassifier, "EarlyStopping on train/loss"),
+        ([Stops()], ImageClassifier, "Stops"),
+        ([], StopsItself, "StopsItself"),
+    ],
+)
+def test_the_last_line_says_what_ended_the_run_early(
+    callbacks: list[Callback], module: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("lightning_fed.trainer.bookkeeping.rank_zero_info", said.append)
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_rounds=5, logger=[], default_root_dir=str(tmp_path), callbacks=callbacks
+    )
+    x = torch.randn(40, 4)
+    data = FederatedDataModule(TensorDataset(x, (x.sum(1) > 0).long()), IID(), num_clients=4, batch_size=5)
+    trainer.fit(module(LogisticRegression(4, 2), num_classes=2), data)
+    assert said[0].startswith(f"2 of 5 rounds, ended by {words}, in "), said
+    trainer.callbacks[:] = [callback for callback in trainer.callbacks if callback not in callbacks]
+    trainer.fit(ImageClassifier(LogisticRegression(4, 2), num_classes=2), data)
+    assert said[1].startswith("5 rounds in "), "the next run of the trainer was ended by nothing"
 
 
 def test_a_notebook_without_widgets_has_one_line_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
