@@ -28,7 +28,7 @@ class FederatedProgressBar(FederatedCallback):
     drawn clients were left out so far, if any were.
 
     In a notebook the bars are widgets; without ipywidgets only the bar for rounds is shown, as text. Without a terminal
-    or a notebook, as under ``nohup`` or SLURM, it prints a line with the same facts: after the first round and the last,
+    or a notebook, as under ``nohup`` or SLURM, it prints a line with the same facts after the first round and the last,
     and between them after each round, but at most one in 10 seconds.
     """
 
