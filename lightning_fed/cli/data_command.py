@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_fed.cli.federated_cli import FederatedCLI
+from lightning_fed.cli.federated_cli import FederatedCLI, parser_of
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.core.files import png, write_atomically
 from lightning_fed.data import FederatedDataModule, split_figures
@@ -15,7 +15,7 @@ from lightning_fed.data.summary import overview
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _DESCRIPTION = "Shows the data and their split in numbers and pictures before you train. Takes the options of fit."
 
@@ -51,6 +51,11 @@ class _DataCLI(FederatedCLI):
 
     def after_instantiate_classes(self) -> None:
         """Does nothing, as there is no trainer to configure."""
+
+
+def make_parser() -> Any:
+    """Makes the parser of this command."""
+    return parser_of(_DataCLI)
 
 
 def main(words: list[str]) -> int:

@@ -15,7 +15,7 @@ from lightning_fed.lab.report.page import report_page
 from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.runs.statistics import LAST, Goal, first_as_good, goal_of, known_goal
 
-__all__ = ["at_budget", "choose_metric", "derived_columns", "main", "to_target"]
+__all__ = ["at_budget", "choose_metric", "derived_columns", "main", "make_parser", "to_target"]
 
 # The costs of a target, besides x, that are shown if every run measured them.
 _COSTS = ("round", "comm/bytes", "gradients", "time")
@@ -93,6 +93,13 @@ def derived_columns(
         reach = partial(to_target, metric=metric, target=target, goal=goal_of(metric, goal, "--goal"))
         columns |= {f"{cost} to {target:g}": partial(reach, x=cost) for cost in costs}
     return columns
+
+
+def make_parser() -> CommandParser:
+    """Makes a parser with the options of this command without ``--study`` and with it."""
+    from lightning_fed.lab.runner import report
+
+    return CommandParser(parents=[_parser(), report._parser()], conflict_handler="resolve", add_help=False)
 
 
 def _parser() -> CommandParser:

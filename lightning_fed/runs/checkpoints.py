@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lightning_fed.core import is_news
 from lightning_fed.core.client_states import FOLDER
-from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import RunFolder, find_runs, open_run

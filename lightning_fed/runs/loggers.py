@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lightning_fed.core.display.shown import is_news
+from lightning_fed.core import is_news
 from lightning_fed.core.files import WriteError, append_whole, csv_text, write_atomically, writing
 from lightning_fed.runs.folder import GOALS, RunFolder, read_rows, sealed
 from lightning_fed.runs.statistics import LAST, Goal, known_goal, number_in, run_statistic

@@ -17,7 +17,7 @@ from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
 from lightning_fed.callbacks.progress import model_summary
 from lightning_fed.client_algorithms import ClientAlgorithm
-from lightning_fed.core.display.shown import ShownInNotebooks
+from lightning_fed.core import ShownInNotebooks
 from lightning_fed.core.files import writing
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lightning_fed.cli.main import main as command
+from lightning_fed.cli import main as command
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report_command import main
 from lightning_fed.lab.runner.file import load_study
