@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 
 from lightning_fed.core.files import write_atomically
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["find_config", "main", "make_parser", "shipped_configs", "with_found_configs"]
 
@@ -77,10 +77,7 @@ def _chosen(names: Sequence[str]) -> dict[str, Path]:
     for name in names:
         wanted = name.removeprefix("configs/").removesuffix(".yaml").rstrip("/")
         found = {path for path in known if f"{path}/".startswith(f"{wanted}/")}
-        if not found:
-            raise FederatedError(
-                f"Expected the name of a configuration, got {wanted!r}: `lightning-fed configs` lists all."
-            )
+        expect(found, f"Expected the name of a configuration, got {wanted!r}: `lightning-fed configs` lists all.")
         taken |= found
     return {name: path for name, path in known.items() if name in taken}
 

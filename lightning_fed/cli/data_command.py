@@ -59,12 +59,7 @@ def make_parser() -> Any:
 
 
 def main(words: list[str]) -> int:
-    """Prints the overview and draws the pictures; returns 0.
-
-    Raises:
-        FederatedError: If the data cannot be read or split, or the pictures cannot be written.
-        SystemExit: With 2 after a mistake on the command line or in a file.
-    """
+    """Prints the overview and draws the pictures; returns 0."""
     cli = _DataCLI(words)
     datamodule = cli.datamodule
     if not isinstance(datamodule, FederatedDataModule):
