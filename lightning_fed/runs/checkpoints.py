@@ -39,7 +39,7 @@ _PRIMITIVE = (type(None), bool, int, float, complex, str, bytes, torch.Size, tor
 
 
 def save_checkpoint(checkpoint: Any, path: Path, option: str = "--trainer.default_root_dir") -> None:
-    """Writes a checkpoint, or predictions, atomically: the file is whole at every moment. A refusal names ``option``."""
+    """Writes a checkpoint, or predictions, so that the file is whole at every moment; a refusal names ``option``."""
     content = io.BytesIO()
     torch.save(checkpoint, content)
     write_atomically(path, content.getvalue(), option)
