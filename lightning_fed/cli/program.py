@@ -49,27 +49,25 @@ def run(args: list[str] | None) -> None:
 
 def _run_command(words: list[str], guard: Callable[[], None]) -> None:
     name = words[0] if words else ""
-    if name == "--version":
-        print(f"lightning-fed {cli.version}")
-    elif name in ("-h", "--help"):
-        _print_help()
-    elif name in cli.COMMANDS:
+    if name in ("-h", "--help", "--version"):
+        print(f"lightning-fed {cli.version}\n" if name == "--version" else _help(), end="")
+        raise SystemExit(0)
+    if name in cli.COMMANDS:
         command = cli.COMMANDS[name]
         if command.needs_lightning:
             _prepare_for_lightning()
         more = [guard] if name == "study" else []
         raise SystemExit(command.load().main(words[1:], *more))
-    elif name and not name.startswith("-") and name not in cli.OF_TRAINER:
+    if name and not name.startswith("-") and name not in cli.OF_TRAINER:
         from lightning_fed.cli.suggestions import unknown_command
 
         exit_with(unknown_command(name), 2)
-    else:
-        _prepare_for_lightning()
-        cli.FederatedCLI(words)
+    _prepare_for_lightning()
+    cli.FederatedCLI(words)
 
 
-def _print_help() -> None:
-    """Prints the help of the whole program, which needs no option of any class, before Lightning is loaded."""
+def _help() -> str:
+    """Returns the help of the whole program, which needs no option of any class, before Lightning is loaded."""
     from jsonargparse import ArgumentParser
     from jsonargparse._actions import ActionConfigFile
 
@@ -79,7 +77,7 @@ def _print_help() -> None:
     commands = parser.add_subcommands()
     for name, what in cli.OF_TRAINER.items():
         commands.add_subcommand(name, ArgumentParser(), help=what)
-    parser.print_help()
+    return str(parser.format_help())
 
 
 def _prepare_for_lightning() -> None:
