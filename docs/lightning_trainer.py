@@ -14,7 +14,7 @@ import lightning.pytorch
 from lightning.pytorch import Trainer
 
 from lightning_fed.trainer import FederatedTrainer
-from lightning_fed.trainer.lightning_names.forwarding import Refused
+from lightning_fed.trainer.forwarding import Refused
 
 __all__ = ["main", "public_names", "reads_of_lightning", "table", "written"]
 

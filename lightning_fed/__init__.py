@@ -1,7 +1,10 @@
 """Federated learning on PyTorch Lightning."""
 
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from lightning_fed import cli, core
 
 if TYPE_CHECKING:
     from lightning_fed.core.hooks import FederatedCallback
@@ -41,6 +44,26 @@ _HOME = {
     "Update": "core.updates",
     "load_runs": "lab.notebook",
 }
+
+# The module of each command that is no method of the trainer, and whether it loads Lightning.
+_COMMANDS = {
+    "data": ("cli.data_command", True),
+    "report": ("lab.report_command", False),
+    "study": ("lab.runner.command", True),
+    "dashboard": ("lab.dashboard_command", False),
+    "attack": ("lab.attack.command", True),
+    "configs": ("cli.configs_command", False),
+    "completion": ("cli.completion_command", True),
+}
+
+
+# What rooms need of those above them is registered here, and loaded when it is used.
+core.html_of = lambda thing: str(import_module(f"{__name__}.lab.notebook").html(thing))
+cli.version = __version__
+cli.COMMANDS.update(
+    (name, cli.Command(partial(import_module, f"{__name__}.{module}"), needs_lightning))
+    for name, (module, needs_lightning) in _COMMANDS.items()
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ import pytest
 from jsonargparse import _common
 from lightning.fabric.utilities import registry
 
-from lightning_fed.core.display import shown
+from lightning_fed import core
 from lightning_fed.data import split_figures
 
 # As it is now: a test that generates data of a format says in the same variable where they are.
@@ -56,7 +56,7 @@ def _any_class_may_be_named() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _all_is_news() -> None:
     """Lets every test hear the lines that a process says once."""
-    shown._SAID.clear()
+    core._SAID.clear()
 
 
 @pytest.fixture

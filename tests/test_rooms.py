@@ -37,6 +37,17 @@ def test_a_room_keeps_its_budget_and_a_file_its_length() -> None:
     assert [file for file in PACKAGE.rglob("*.py") if lines_of(file) > most["file"]] == []
 
 
+def test_only_the_root_imports_by_name() -> None:
+    """What import-linter cannot see: a room gets what is above it from the root, which registers it."""
+    found = [
+        f"{file.relative_to(PACKAGE)}:{number}"
+        for file in PACKAGE.rglob("*.py")
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if "lightning_fed" in line.partition("import_module(")[2]
+    ]
+    assert found == []
+
+
 def test_every_public_method_has_a_docstring_or_overrides_another() -> None:
     """Ruff's D102, which this stands in for, does not know what a method overrides."""
     for module in walk_packages(lightning_fed.__path__, "lightning_fed."):

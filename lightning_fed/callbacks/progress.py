@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelSummary
 from tqdm import tqdm
 
-from lightning_fed.core.display.shown import is_news
+from lightning_fed.core import is_news
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
 

@@ -1,16 +1,60 @@
 """The command line: ``lightning-fed``, ``python -m lightning_fed`` and ``python cli.py`` are the same program.
 
-``FederatedCLI`` is loaded on first use, so that commands without a trainer do not wait for every part of the package.
+All of it is loaded on first use, as the root of the package registers commands here whenever it is imported.
 """
 
-from typing import TYPE_CHECKING, Any
-
-from lightning_fed.cli.main import main
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from lightning_fed.cli.federated_cli import FederatedCLI
 
-__all__ = ["FederatedCLI", "main"]
+__all__ = ["COMMANDS", "OF_TRAINER", "Command", "FederatedCLI", "main", "version"]
+
+
+class Command(NamedTuple):
+    """A command beside those that are methods of the trainer.
+
+    Attributes:
+        load: Imports its module, which has ``main(words)`` and ``make_parser()``.
+        needs_lightning: Whether its module imports Lightning, which reads the environment when it is imported.
+    """
+
+    load: Callable[[], Any]
+    needs_lightning: bool
+
+
+COMMANDS: dict[str, Command] = {}
+"""The commands by name, in the order in which they are listed; the root of the package fills it."""
+
+version = ""
+"""What ``--version`` prints; the root of the package knows it too."""
+
+OF_TRAINER = {
+    "fit": "Trains the model over clients.",
+    "validate": "Evaluates a model on the validation sets.",
+    "test": "Evaluates a model on the test sets.",
+    "predict": "Runs ``predict_step`` over the prediction set.",
+}
+"""The commands that are methods of the trainer, with what ``--help`` says of each."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Runs one command.
+
+    Args:
+        args: Command-line arguments, None for those of the process. ``--debug`` anywhere, or the variable
+            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes. With ``--safe_imports NAMES`` anywhere, or the
+            variable ``LIGHTNING_FED_SAFE_IMPORTS``, options may name only these classes and functions and those of this
+            package. Both last until the process ends, and hold for the processes that it starts.
+
+    Raises:
+        SystemExit: With 2 after a mistake on the command line or in a config file, 1 after a later mistake, 130 after
+            Ctrl-C, 128 + the signal's number if a signal ended the training.
+    """
+    from lightning_fed.cli.program import run
+
+    run(args)
 
 
 def __getattr__(name: str) -> Any:

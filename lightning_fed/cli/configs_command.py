@@ -8,9 +8,9 @@ from pathlib import Path
 from textwrap import shorten
 
 from lightning_fed.core.files import write_atomically
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["find_config", "main", "shipped_configs", "with_found_configs"]
+__all__ = ["find_config", "main", "make_parser", "shipped_configs", "with_found_configs"]
 
 _OPTIONS = ("--config", "-c")
 
@@ -46,7 +46,7 @@ def with_found_configs(words: Sequence[str]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """Lists or copies the configurations; returns 0."""
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     chosen = _chosen(options.names)
     for name, path in chosen.items():
         if options.copy is None:
@@ -60,7 +60,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser of this command."""
     parser = argparse.ArgumentParser(
         prog="lightning-fed configs",
         description="Lists the configurations that come with the package, by the names that `--config` takes.",
@@ -76,10 +77,7 @@ def _chosen(names: Sequence[str]) -> dict[str, Path]:
     for name in names:
         wanted = name.removeprefix("configs/").removesuffix(".yaml").rstrip("/")
         found = {path for path in known if f"{path}/".startswith(f"{wanted}/")}
-        if not found:
-            raise FederatedError(
-                f"Expected the name of a configuration, got {wanted!r}: `lightning-fed configs` lists all."
-            )
+        expect(found, f"Expected the name of a configuration, got {wanted!r}: `lightning-fed configs` lists all.")
         taken |= found
     return {name: path for name, path in known.items() if name in taken}
 

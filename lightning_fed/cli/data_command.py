@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_fed.cli.federated_cli import FederatedCLI
+from lightning_fed.cli.federated_cli import FederatedCLI, parser_of
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.core.files import png, write_atomically
 from lightning_fed.data import FederatedDataModule, split_figures
@@ -15,7 +15,7 @@ from lightning_fed.data.summary import overview
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _DESCRIPTION = "Shows the data and their split in numbers and pictures before you train. Takes the options of fit."
 
@@ -53,13 +53,13 @@ class _DataCLI(FederatedCLI):
         """Does nothing, as there is no trainer to configure."""
 
 
-def main(words: list[str]) -> int:
-    """Prints the overview and draws the pictures; returns 0.
+def make_parser() -> Any:
+    """Makes the parser of this command."""
+    return parser_of(_DataCLI)
 
-    Raises:
-        FederatedError: If the data cannot be read or split, or the pictures cannot be written.
-        SystemExit: With 2 after a mistake on the command line or in a file.
-    """
+
+def main(words: list[str]) -> int:
+    """Prints the overview and draws the pictures; returns 0."""
     cli = _DataCLI(words)
     datamodule = cli.datamodule
     if not isinstance(datamodule, FederatedDataModule):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import NoReturn
 
-from lightning_fed.core.display.shown import one_line
+from lightning_fed.core import one_line
 from lightning_fed.errors import FederatedError
 
 __all__ = ["debugging", "exit_with", "mistakes_in_one_sentence", "open_streams", "output_is_written"]

@@ -33,6 +33,7 @@ from lightning_fed.cli.data_links import fill_from_data, linked_arguments
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.cli.other_names import Renames
 from lightning_fed.cli.parser import FederatedArgumentParser
+from lightning_fed.cli.program import ABOUT
 from lightning_fed.cli.suggestions import find_class
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.files import write_atomically
@@ -41,7 +42,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.bookkeeping import going_on
 
-__all__ = ["FederatedCLI"]
+__all__ = ["FederatedCLI", "parser_of"]
 
 _LARGEST_SEED = 2**32 - 1
 _NOT_OF_THE_EXPERIMENT = (
@@ -50,15 +51,6 @@ _NOT_OF_THE_EXPERIMENT = (
 # Left out of the experiment if not given, so that runs from before these options existed are found again.
 _OPTIMIZATION = ("optimizer", "lr_scheduler")
 
-_DESCRIPTION = "Federated learning on PyTorch Lightning. Give options in YAML files, variables or on the command line."
-_EPILOG = (
-    "Six further commands, each with a --help: `data` takes the options of fit and shows the split, `study FILE` runs "
-    "the product of some axes over seeds, `report RUNS` makes tables and plots over finished runs, `dashboard RUNS` "
-    "arranges them at Weights & Biases, `attack --ckpt_path RUN` tells training from test samples by a model's "
-    "outputs, `configs` lists the configurations that come with the package. Add --debug to any command for the "
-    "traceback of a mistake, and --safe_imports NAMES, as in `torch.optim.SGD,my_file.MyModel`, to one with a "
-    "configuration of somebody else's: options name these classes and functions and those of lightning_fed alone."
-)
 _CLIENT_HELP = (
     "What clients change in local training: one client algorithm, or a list of them in order "
     "(`--client+=A --client.x 1 --client+=B`)."
@@ -125,12 +117,7 @@ class FederatedCLI(LightningCLI):
             "trainer_class": FederatedTrainer,
             "subclass_mode_data": True,
             "parser_class": FederatedArgumentParser,
-            "parser_kwargs": {
-                "prog": "lightning-fed",
-                "description": _DESCRIPTION,
-                "epilog": _EPILOG,
-                "default_env": True,
-            },
+            "parser_kwargs": ABOUT,
             "seed_everything_default": 0,
             "save_config_callback": _SaveRunConfig,
             # A resumed run goes on in its folder.
@@ -266,3 +253,19 @@ def _brings_data(model: Any, command: str | None) -> bool:
     stage = {None: "train", "fit": "train", "validate": "val"}.get(command, command)
     loader = f"{stage}_dataloader"
     return not isinstance(found, type) or getattr(found, loader, None) is not getattr(LightningModule, loader)
+
+
+def parser_of(kind: type[FederatedCLI]) -> Any:
+    """Makes the parser of a command line, and parses nothing."""
+
+    class Made(Exception):
+        """Ends the constructor when the parser is there."""
+
+    class ParserAlone(kind):  # type: ignore[misc, valid-type]
+        def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+            raise Made(parser)
+
+    try:
+        return ParserAlone([]).parser
+    except Made as made:
+        return made.args[0]

@@ -9,14 +9,18 @@ import re
 from typing import Any, NamedTuple
 
 from lightning_fed.cli.configs_command import shipped_configs
-from lightning_fed.cli.suggestions import class_arguments, classes_for, command_options, did_you_mean, listing
+from lightning_fed.cli.suggestions import (
+    class_arguments,
+    classes_for,
+    command_options,
+    did_you_mean,
+    listing,
+    unknown_command,
+)
 from lightning_fed.trainer.lightning_arguments import FOREIGN
 
 __all__ = ["explain"]
 
-_COMMANDS = (
-    "fit", "validate", "test", "predict", "data", "report", "study", "dashboard", "attack", "configs", "completion"
-)  # fmt: skip
 _GIVES_DATA = ("--data", "--config", "-c")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>[\w.]+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"
@@ -116,9 +120,7 @@ def _words(parser: Any, flat: str) -> str:
     if match := re.match(r"argument (?:-c/)?(--\S+): expected one argument", flat):
         return f"Expected a value after `{match[1]}`, got none."
     if match := re.match(r"argument subcommand: invalid choice: '(.*?)' \(|expected \"subcommand\"", flat):
-        meant = did_you_mean(match[1] or "", _COMMANDS)
-        ending = f"{match[1]!r}; did you mean `{meant}`?" if meant else f"{match[1]!r}." if match[1] else "none."
-        return f"Expected the command before its options, one of {listing(_COMMANDS)}, got {ending}"
+        return unknown_command(match[1] or "")
     return ""
 
 

@@ -7,13 +7,12 @@ from typing import Any
 import yaml
 from jsonargparse import Namespace
 
+from lightning_fed.cli import OF_TRAINER
 from lightning_fed.cli.yaml_loader import ConfigLoader
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_arguments, same_twice
 
 __all__ = ["Renames"]
-
-_COMMANDS = ("fit", "validate", "test", "predict")
 
 
 class Renames:
@@ -37,7 +36,7 @@ class Renames:
 
     def file(self, config: dict[Any, Any]) -> None:
         """Renames options in the content of a file, in place; other options of Lightning are translated or refused."""
-        for command in _COMMANDS:
+        for command in OF_TRAINER:
             if isinstance(config.get(command), dict):
                 self.file(config[command])
         for key in [key for key in config if str(key).startswith("trainer.")]:

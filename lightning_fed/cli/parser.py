@@ -4,27 +4,26 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from inspect import signature
 from typing import Any, NoReturn
 
-from jsonargparse import Namespace, set_config_read_mode
+from jsonargparse import Namespace, _loaders_dumpers, _typehints, set_config_read_mode
 from jsonargparse._actions import ActionConfigFile, _ActionConfigLoad
 from jsonargparse._parameter_resolvers import get_signature_parameters
 from jsonargparse._subcommands import find_action, is_branch_key
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_fed.cli.class_change import class_rules
 from lightning_fed.cli.configs_command import with_found_configs
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.messages import explain
 from lightning_fed.cli.other_names import Renames
-from lightning_fed.cli.suggestions import listing
-from lightning_fed.cli.yaml_loader import is_endless
+from lightning_fed.cli.suggestions import find_class, listing
+from lightning_fed.cli.yaml_loader import ConfigLoader, is_endless
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import FLAT_NAMES
 from lightning_fed.trainer import FederatedTrainer
@@ -74,6 +73,62 @@ def _expect_no_pipe(words: Sequence[str]) -> None:
     for text in [*given, *(value for name, value in os.environ.items() if name.startswith("PL_"))]:
         if is_endless(text):
             raise FederatedError(f"Expected a file, got {text!r}, a pipe or a device: write what it gives into a file.")
+
+
+def _discard_former_arguments(parser_or_action: Any, prev_val: Any, value: Any) -> None:
+    """Drops all arguments of the earlier class from ``prev_val`` if ``value`` names another class.
+
+    By itself jsonargparse keeps the ``init_args`` that the new class accepts too. ``aggregator: FedAvg(lr=0.05,
+    mask=...)`` in a file, then ``--aggregator Other``, would build Other with the learning rate and the mask of FedAvg:
+    a baseline that nobody asked for. jsonargparse decides this in one function wherever an option has two values: from
+    two files, a file and the command line, a default, an element of a list, or an argument of an argument.
+    """
+    former, new = prev_val.get("class_path") if prev_val else None, value["class_path"]
+    if former and former != new and find_class(former) is not find_class(new):
+        for arguments in ("init_args", "dict_kwargs"):
+            prev_val.pop(arguments, None)
+
+
+_resolve_name = _typehints.resolve_class_path_by_name
+
+
+def _resolve_own_first(cls: Any, name: str) -> str:
+    """Resolves a short class name; if several classes share it, the one of this package wins.
+
+    Otherwise ``MLP`` would be ambiguous as soon as torchvision is loaded, which has an ``MLP`` too.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"Expected a dot import path string: {name}")
+    try:
+        return _resolve_name(cls, name)
+    except ValueError:
+        paths = _typehints.get_all_subclass_paths(cls)
+        own = [path for path in paths if path.startswith("lightning_fed.") and path.rsplit(".", 1)[1] == name]
+        if len(own) != 1:
+            raise
+        return own[0]
+
+
+_RULES: tuple[tuple[Any, str, Any], ...] = (
+    (_typehints, "discard_init_args_on_class_path_change", _discard_former_arguments),
+    (_typehints, "resolve_class_path_by_name", _resolve_own_first),
+    # Used for values in files, variables and on the command line; `set_loader` would change whole files only.
+    (_loaders_dumpers, "yaml_default_loader", ConfigLoader),
+)
+
+
+@contextmanager
+def _class_rules() -> Iterator[None]:
+    """Applies the rules for classes and for YAML to all that is parsed inside the block, and to nothing else.
+
+    Raises:
+        AttributeError: If this version of jsonargparse lacks one of the functions. Wrong baselines would be worse.
+    """
+    with ExitStack() as rules:
+        for module, name, rule in _RULES:
+            rules.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, rule)
+        yield
 
 
 class FederatedArgumentParser(LightningArgumentParser):
@@ -138,7 +193,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         try:
             words = with_found_configs(self.renames.words(sys.argv[1:] if args is None else args))
             _expect_no_pipe(words)
-            with class_rules():
+            with _class_rules():
                 config: Namespace = super().parse_args(words, *more, **kwargs)
         except FederatedError as error:
             if debugging():
@@ -148,7 +203,7 @@ class FederatedArgumentParser(LightningArgumentParser):
 
     def parse_object(self, *args: Any, **kwargs: Any) -> Namespace:
         """Parses a dict or namespace; a new class gets no arguments of the former class."""
-        with class_rules():
+        with _class_rules():
             config: Namespace = super().parse_object(*args, **kwargs)
         return config
 

@@ -10,10 +10,12 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from jsonargparse._common import ImportDenied, check_import_path
 from jsonargparse._typehints import get_all_subclass_paths
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["class_arguments", "classes_for", "command_options", "did_you_mean", "find_class", "listing"]
+from lightning_fed.cli import COMMANDS, OF_TRAINER
+
+__all__ = [
+    "class_arguments", "classes_for", "command_options", "did_you_mean", "find_class", "listing", "unknown_command"
+]  # fmt: skip
 
 _MOST_NAMES = 12
 
@@ -35,6 +37,9 @@ def find_class(path: str) -> Any:
 
 def class_arguments(class_path: str) -> dict[str, Action]:
     """Returns the arguments of a class or function by name; empty if its signature cannot be read."""
+    from torch.optim import Optimizer  # only here, as who mistypes a command shall not wait for torch
+    from torch.optim.lr_scheduler import LRScheduler
+
     parser = ArgumentParser(exit_on_error=False)
     found = find_class(class_path)
     with suppress(Exception):  # a suggestion must never replace the message itself by an error
@@ -82,3 +87,11 @@ def listing(names: Iterable[str]) -> str:
     if len(chosen) > _MOST_NAMES:
         return ", ".join(chosen[:_MOST_NAMES]) + " and others"
     return " and ".join(part for part in (", ".join(chosen[:-1]), chosen[-1] if chosen else "") if part)
+
+
+def unknown_command(name: str) -> str:
+    """Returns the sentence for a word that is no command; it is empty if there is none."""
+    known = [*OF_TRAINER, *COMMANDS]
+    meant = did_you_mean(name, known)
+    ending = f"{name!r}; did you mean `{meant}`?" if meant else f"{name!r}." if name else "none."
+    return f"Expected the command before its options, one of {listing(known)}, got {ending}"

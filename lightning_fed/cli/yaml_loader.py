@@ -94,11 +94,7 @@ class ConfigLoader(PlainLoader, _Jsonargparse):  # type: ignore[misc]  # jsonarg
 
 
 def read_yaml(path: str | Path) -> Any:
-    """Reads a file with the plain loader.
-
-    Raises:
-        FederatedError: If it cannot be read, or is no YAML.
-    """
+    """Reads a file with the plain loader; refuses what cannot be read, or is no YAML."""
     try:
         return yaml.load(read_regular(path), Loader=PlainLoader)
     except (OSError, yaml.YAMLError) as error:

@@ -12,8 +12,9 @@ Order within ``fit``::
             for each local step
                 on_local_step_start     may move the weights
                 on_before_optimizer_step  may replace the gradient, then scale it, then add to it (then clipping, step)
-            on_client_end               may edit the update in place
+            on_client_end               may edit the update in place; payloads in their order, by ``encode``
             on_client_entered           the update is part of the round; client state is written here
+        decode                          of payloads, the last one's first
         on_before_server_step
         on_round_end                    then the aggregator steps the global model
         on_after_server_step

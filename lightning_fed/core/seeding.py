@@ -115,13 +115,15 @@ def seed_generators(generators: Sequence[Any], seed: int) -> None:
 
 def kept_streams(devices: bool = True) -> Callable[[], None]:
     """Returns what puts the global streams back to where they are now, those of ``devices`` too or the CPU's alone."""
-    state = random.getstate(), _numpy_stream(), torch.default_generator.get_state()
+    words, numpys = _numpy_stream()
+    state = random.getstate(), torch.default_generator.get_state()
     others = device_streams() if devices else []
 
     def put_back() -> None:
         random.setstate(state[0])
-        _put_numpy_back(*state[1])
-        torch.default_generator.set_state(state[2])
+        if words is None or numpys[3] or _numpy_words() != words:
+            np.random.set_state(numpys)  # noqa: NPY002  # user transforms may draw from the global stream
+        torch.default_generator.set_state(state[1])
         set_device_streams(others)
 
     return put_back
@@ -139,11 +141,6 @@ def _numpy_stream() -> tuple[bytes | None, Any]:
     if words is None or words != _known[0] or _known[1][3]:  # a kept normal number goes without a change of words
         _known = words, np.random.get_state()  # noqa: NPY002  # as above
     return _known
-
-
-def _put_numpy_back(words: bytes | None, state: Any) -> None:
-    if words is None or state[3] or _numpy_words() != words:
-        np.random.set_state(state)  # noqa: NPY002  # as above
 
 
 def _numpy_words() -> bytes | None:

@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_fed.core.display.shown import is_news
+from lightning_fed.core import is_news
 from lightning_fed.core.user_code import overrides
 from lightning_fed.data.adapters.modules import GivenLoaders, is_datamodule
 from lightning_fed.data.datamodule import FederatedDataModule

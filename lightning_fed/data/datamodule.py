@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from lightning_fed.core.display.shown import ShownInNotebooks
+from lightning_fed.core import ShownInNotebooks
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.core.user_code import overrides
 from lightning_fed.data.adapters.containers import DEFAULT_CLIENTS, ClientDatasets

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_fed.core.display.shown import is_news
+from lightning_fed.core import is_news
 from lightning_fed.data.adapters.containers import are_columns, as_dataset
 from lightning_fed.data.inspection import (
     AnyDataset,

@@ -205,11 +205,7 @@ class Processes:
         return everyone
 
     def _finish(self, work: Any, like: Tensor) -> None:
-        """Waits for an operation of all processes as long as they live.
-
-        Raises:
-            FederatedError: If a process has failed, has ended or is silent.
-        """
+        """Waits for an operation of all processes as long as none has failed, has ended or is silent."""
         if like.device.type != "cpu":  # it is queued on the device, directly after an exchange
             work.wait()
             return

@@ -67,7 +67,7 @@ class ClientsStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         launcher: Any = self._launcher  # made below
-        launcher.expect_all_within(self.silence_s)
+        threading.Thread(target=launcher.watch, args=(self.silence_s,), daemon=True).start()
         super().setup_environment()
         launcher.joined.set()
         if ClientsStrategy.pulse is None:  # one for all trainers of a script, like torch's process group
@@ -151,10 +151,6 @@ class _Launcher(_SubprocessScriptLauncher):
         _set_num_threads_if_needed(self.num_processes)
         return function(*args, **kwargs)
 
-    def expect_all_within(self, seconds: float) -> None:
-        """Ends this process if another one ends before all have joined, or if joining takes longer than ``seconds``."""
-        threading.Thread(target=self._watch, args=(seconds,), daemon=True).start()
-
     def find_lost(self) -> str:
         """Returns which process started here has failed, empty if none has; waits a moment for its end."""
         deadline = time.monotonic() + 2.0
@@ -182,7 +178,8 @@ class _Launcher(_SubprocessScriptLauncher):
             if process.poll() is None:
                 process.kill()
 
-    def _watch(self, seconds: float) -> None:
+    def watch(self, seconds: float) -> None:
+        """Ends this process if another one ends before all have joined, or if joining takes longer than ``seconds``."""
         first, polls = os.environ.get(_PARENT), 0
         while not self.joined.wait(_POLL_S):
             polls += 1

@@ -7,8 +7,8 @@ from lightning_utilities.core.rank_zero import rank_zero_debug
 from torch.optim import ASGD, Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from lightning_fed.core import is_news
 from lightning_fed.core.devices import cudnn_layer, out_of_memory
-from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.hooks import FederatedCallback, HookCaller, is_stock
 from lightning_fed.core.optimizer.flat import ELEMENTWISE
 from lightning_fed.core.reduction import RoundReducer

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from lightning_fed.core import files
-from lightning_fed.core.display.shown import one_line
+from lightning_fed.core import files, one_line
 from lightning_fed.errors import FederatedError
 
 __all__ = [

@@ -10,7 +10,7 @@ from lightning_fed.lab.common import CommandParser, import_extra
 from lightning_fed.lab.report.load import load_runs
 from lightning_fed.runs.loggers import logged_in
 
-__all__ = ["build_report", "build_workspace", "main", "sections_of"]
+__all__ = ["build_report", "build_workspace", "main", "make_parser", "sections_of"]
 
 # The first sections, in this order; the others follow by name.
 _FIRST = ("test", "val", "train", "per_client", "agreement", "mask", "update", "gradient")
@@ -19,7 +19,7 @@ _ACROSS = 3
 
 def main(argv: list[str]) -> int:
     """Builds a workspace and a report for the columns of some runs, saves both and prints their URLs; returns 0."""
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     runs, _ = load_runs(options.runs)
     if not logged_in():
         raise FederatedError(
@@ -43,7 +43,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """Makes the parser of this command."""
     parser = CommandParser(
         prog="lightning-fed dashboard",
         description="Arranges runs at Weights & Biases: a workspace and a report, with a section for each prefix.",

@@ -19,7 +19,7 @@ from lightning_fed.lab.studies.study import AxisValue, Name, Report, Study
 from lightning_fed.lab.studies.table import StudyTable, study_table
 from lightning_fed.runs.statistics import LAST, Goal, first_as_good, goal_of, known_goal, mean_of, run_statistic
 
-__all__ = ["as_study", "at_budget", "choose_metric", "derived_columns", "main", "to_target"]
+__all__ = ["as_study", "at_budget", "choose_metric", "derived_columns", "main", "make_parser", "to_target"]
 
 _METHOD = "method"
 _OF_STUDIES = {"profile": "--profile", "source": "--from"}
@@ -30,7 +30,7 @@ _COSTS = ("round", "comm/bytes", "gradients", "time")
 
 def main(argv: list[str]) -> int:
     """Makes the report on run folders, or with ``--study`` that on a study; returns 0."""
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     others, word = (_OF_RUNS, "without") if options.study else (_OF_STUDIES, "with")
     for name, option in others.items():
         expect(getattr(options, name) is None, f"Expected `{option}` only {word} `--study`.")
@@ -148,7 +148,8 @@ def derived_columns(
     return columns
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """Makes the parser of this command."""
     parser = CommandParser(
         prog="lightning-fed report",
         description="Makes a table and a picture of a metric over methods and seeds from run folders. Runs that differ "

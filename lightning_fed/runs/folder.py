@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lightning_fed.core.display.shown import ShownInNotebooks
+from lightning_fed.core import ShownInNotebooks
 from lightning_fed.core.files import WriteError, read_regular, write_atomically, writing
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.lock import RunLock

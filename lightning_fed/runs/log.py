@@ -60,13 +60,8 @@ class RunLog:
         if choice is None or choice is True:
             choice = RoundWandbLogger(run)
         self.loggers = [*(choice if isinstance(choice, (list, tuple)) else [choice]), csv_logger]
-        if checkpoint is not None:
-            self._replay(run)
-
-    def _replay(self, run: RunFolder) -> None:
-        """Sends the rounds of metrics.csv to a resumed W&B run again, as offline each start writes a new file."""
-        for logger in self.loggers:
-            if isinstance(logger, RoundWandbLogger):
+        for logger in self.loggers if checkpoint is not None else ():
+            if isinstance(logger, RoundWandbLogger):  # sent again, as offline each start writes a new file
                 for row in read_rows(run.metrics):
                     logger.log_metrics({k: float(v) for k, v in row.items() if v != ""}, step=int(row["round"]))
 

@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from lightning_fed.core.display.shown import is_news
+from lightning_fed.core import is_news
 from lightning_fed.core.files import WriteError, append_whole, csv_text, write_atomically, writing
 from lightning_fed.runs.folder import GOALS, RunFolder, read_rows, sealed
 from lightning_fed.runs.statistics import LAST, Goal, known_goal, number_in, run_statistic
@@ -30,6 +30,8 @@ _EVALUATED = ("val/", "test/", "per_client/")
 
 class RoundCSVLogger(Logger):
     """Appends one row for each round to a CSV file immediately; a new column rewrites the file atomically.
+
+    Where the system refuses to write, a method raises ``WriteError``, and the next ``save`` tries again.
 
     Args:
         path: The file; rows that are already in it are kept.
@@ -67,11 +69,7 @@ class RoundCSVLogger(Logger):
         """Does nothing, as only whole rounds are rows here."""
 
     def log_round(self, row: Mapping[str, float], goals: Mapping[str, Goal] = MappingProxyType({})) -> None:
-        """Appends the row of a round; ``round`` is the first column. ``goals`` that names do not say go beside it.
-
-        Raises:
-            WriteError: If the system cannot write it; the next ``save`` tries again.
-        """
+        """Appends the row of a round; ``round`` is the first column. ``goals`` that names do not say go beside it."""
         self._waiting.append(row)
         self.checksum = _checksum(self.checksum, row)
         self.save()
@@ -81,11 +79,7 @@ class RoundCSVLogger(Logger):
             self._told = told
 
     def save(self) -> None:
-        """Writes the rows that could not be written before.
-
-        Raises:
-            WriteError: If the system cannot write them; the next ``save`` tries again.
-        """
+        """Writes the rows that could not be written before."""
         if new := {key for row in self._waiting for key in row}.difference(self._columns):
             columns = sorted({*self._columns, *new}, key=lambda key: (key != "round", key))
             self._rewrite(columns, [*read_rows(self.path), *self._waiting])
@@ -98,11 +92,7 @@ class RoundCSVLogger(Logger):
         self._waiting = []
 
     def make_durable(self) -> None:
-        """Writes all rows and flushes them to the disk, as a checkpoint needs them even after a power cut.
-
-        Raises:
-            WriteError: If the system cannot write them.
-        """
+        """Writes all rows and flushes them to the disk, as a checkpoint needs them even after a power cut."""
         self.save()
         with writing(self.path), open(self.path, "rb+") as file:
             os.fsync(file.fileno())
@@ -112,9 +102,6 @@ class RoundCSVLogger(Logger):
 
         ``checksum`` is that in the checkpoint, None if its run had no table. Returns whether all rows are there and
         unchanged; otherwise none is kept.
-
-        Raises:
-            WriteError: If the system cannot write them.
         """
         rows = [row for row in read_rows(table) if int(row["round"]) <= round]
         found = reduce(_checksum, rows, 0)
@@ -221,8 +208,12 @@ class RoundWandbLogger(WandbLogger):
         if self._experiment is not None:
             return
         with self._going_on():
-            self._experiment = super().experiment
-            self._define_axes(self._experiment)
+            run: Any = super().experiment
+            self._experiment = run
+            run.define_metric("round")
+            run.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
+            # A resumed online run already has rounds. Their numbers are the same, so they are not sent again.
+            self._already_there = int(run.summary.get("round", -1)) if getattr(run, "resumed", False) else -1
         if self._experiment is None:
             import wandb
 
@@ -230,12 +221,6 @@ class RoundWandbLogger(WandbLogger):
         waiting, self._waiting = self._waiting, []
         for log in waiting:
             log()
-
-    def _define_axes(self, run: Any) -> None:
-        run.define_metric("round")
-        run.define_metric("*", step_metric="round", step_sync=False, overwrite=True)
-        # A resumed online run already has rounds. Their numbers are the same, so they are not sent again.
-        self._already_there = int(run.summary.get("round", -1)) if getattr(run, "resumed", False) else -1
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:

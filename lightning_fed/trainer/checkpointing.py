@@ -19,9 +19,8 @@ from lightning_fed.core.hooks import is_stock
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.data.adapters.modules import is_datamodule
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import primitives_of, save_checkpoint
+from lightning_fed.runs.checkpoints import FORMAT, expect_parts, primitives_of, save_checkpoint, seal_of
 from lightning_fed.runs.folder import LAST_GOOD, RunFolder
-from lightning_fed.runs.layout import FORMAT, expect_parts, seal_of
 from lightning_fed.runs.loggers import RoundCSVLogger
 from lightning_fed.trainer.lightning_names import LightningNames
 

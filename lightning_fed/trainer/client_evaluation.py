@@ -17,7 +17,7 @@ from torchmetrics import Metric, classification, regression
 from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_fed.client_algorithms import ClientAlgorithm
-from lightning_fed.core.display.shown import is_news
+from lightning_fed.core import is_news
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.core.train_state import LocalOptions

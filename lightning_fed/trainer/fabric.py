@@ -19,8 +19,8 @@ from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from lightning_fed.core import is_news
 from lightning_fed.core.devices import why_not_mixed, wide_dtype
-from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.user_code import lightning_class, own_uses
 from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError, expect_variables

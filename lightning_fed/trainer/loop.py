@@ -30,21 +30,19 @@ from lightning_fed.distributed.consistency import (
     follow_first,
     plain_options,
     state_of_first,
-)
+)  # fmt: skip
 from lightning_fed.distributed.reducer import make_reducer
-from lightning_fed.engines import make_engine
+from lightning_fed.engines import Engine, make_engine
 from lightning_fed.engines.client_batches import local_steps
 from lightning_fed.engines.watch import HookGuard
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.log import RunLog
 from lightning_fed.sampling import CohortDraw
-from lightning_fed.trainer.bookkeeping import going_on
-from lightning_fed.trainer.costs import round_costs
+from lightning_fed.trainer.bookkeeping import StopRequest, going_on
 from lightning_fed.trainer.evaluation import evaluate
 from lightning_fed.trainer.lightning_names import LightningNames
-from lightning_fed.trainer.signals import StopRequest
 
-__all__ = ["RoundLoop"]
+__all__ = ["RoundLoop", "round_costs"]
 
 # Hooks between clients: the module's weights then are not those from which the next client starts.
 _ROUND_HOOKS = (
@@ -143,11 +141,7 @@ class RoundLoop:
         self._finish_round(started)
 
     def _expect_training(self) -> None:
-        """Warns if no client has taken a step in the run so far.
-
-        Raises:
-            FederatedError: If this is still so in the last round.
-        """
+        """Warns if no client has taken a step in the run so far, and refuses a run in which none ever has."""
         if self.state.steps_before_round:
             return
         name = type(self.module).__name__
@@ -320,3 +314,33 @@ class RoundLoop:
         if self.checkpoint is not None:
             with self.guard.watching("`on_save_checkpoint`", "on_save_checkpoint" in self.watched):
                 self.checkpoint.save(self.trainer, final)
+
+
+def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) -> dict[str, int]:
+    """Counts what one round adds to the totals.
+
+    Each client that entered gets the model and sends its update, which says its bytes: one communication round. Vectors
+    that methods send besides have the model's length d; buffers travel with the model if they are averaged. An exchange
+    before training (gradients up, their mean down) is a communication round of its own, however many methods use it;
+    where nothing is sent there is none.
+    Reductions, losses and counts are scalars and not counted. ``gradients`` are samples whose gradient was computed, or
+    their loss alone for a rule that asks for the clients' losses.
+    """
+    aggregator = trainer.aggregator
+    algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]
+    exchanges, by_rule = int(engine.start_gradients.exchanged), bool(aggregator.all_needs & Need.ANY_GRADIENT)
+    at_start = any(algorithm.sends_gradient for algorithm in algorithms)
+    at_start |= by_rule and aggregator.gradient_at == "start"
+    sends_gradient = (at_start and not exchanges) + (by_rule and aggregator.gradient_at != "start")
+    down = 1 + aggregator.vectors_down + sum(algorithm.vectors_down for algorithm in algorithms)
+    up = sends_gradient + sum(algorithm.vectors_up for algorithm in algorithms)
+    vector = trainer.vector.numel * trainer.vector.data.element_size()
+    buffers = trainer.buffers.num_bytes if trainer.buffers.policy == "average" else 0
+    clients = update.num_clients
+    return {
+        "samples": engine.samples,
+        "gradients": engine.samples + engine.full_gradient_samples,
+        "comm/rounds": bool(down or up or engine.bytes_up) + exchanges if clients else 0,
+        "comm/bytes_down": ((down + exchanges) * vector + buffers) * clients,
+        "comm/bytes_up": engine.bytes_up + ((up + exchanges) * vector + buffers) * clients,
+    }

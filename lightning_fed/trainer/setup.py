@@ -26,13 +26,13 @@ from lightning_fed.core.vector import ParameterVector
 from lightning_fed.data.collation import close_workers
 from lightning_fed.distributed.consistency import expect_same_data, share_model
 from lightning_fed.distributed.logs import sync_metrics
-from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import read_checkpoint, records_of_checkpoints
+from lightning_fed.errors import FederatedError, expect
+from lightning_fed.runs.checkpoints import expect_layout, read_checkpoint, records_of_checkpoints
 from lightning_fed.runs.folder import RunFolder
-from lightning_fed.runs.layout import expect_layout
 from lightning_fed.runs.log import RunLog
 from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import cohort_size
+from lightning_fed.trainer.bookkeeping import StopRequest
 from lightning_fed.trainer.callback_order import add_module_callbacks
 from lightning_fed.trainer.checkpointing import load_weights, restore_data, restore_state
 from lightning_fed.trainer.evaluation import named_loaders
@@ -40,7 +40,6 @@ from lightning_fed.trainer.fabric import announce_device, launch, lay_out, move_
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.loop import RoundLoop
 from lightning_fed.trainer.options import expect_datamodule, expect_module
-from lightning_fed.trainer.signals import StopRequest
 
 __all__ = ["attached", "evaluating", "train"]
 
@@ -172,8 +171,7 @@ def evaluating(
         share_model(trainer.processes, model)
         method = f"{kind}_dataloader"
         vars(trainer)[f"{kind}_loaders"] = loaders = named_loaders(getattr(trainer.datamodule, method)())
-        if not loaders:
-            raise FederatedError(f"Expected the datamodule to give data from `{method}`, got none: change `--data`.")
+        expect(loaders, f"Expected the datamodule to give data from `{method}`, got none: change `--data`.")
         yield loaders
 
 

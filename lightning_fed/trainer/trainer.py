@@ -17,7 +17,7 @@ from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint, FederatedProgressBar
 from lightning_fed.callbacks.progress import model_summary
 from lightning_fed.client_algorithms import ClientAlgorithm
-from lightning_fed.core.display.shown import ShownInNotebooks
+from lightning_fed.core import ShownInNotebooks
 from lightning_fed.core.files import writing
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics
@@ -28,17 +28,17 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import save_checkpoint
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.sampling import Participation, UniformSampler
-from lightning_fed.trainer.bookkeeping import Bookkeeping
+from lightning_fed.trainer.bookkeeping import Bookkeeping, graceful_stop
 from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good, save_model
 from lightning_fed.trainer.client_evaluation import evaluate_clients
 from lightning_fed.trainer.evaluation import evaluate, predict, print_results, say_whose, scored_batches
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
+from lightning_fed.trainer.forwarding import derived, forwarded
 from lightning_fed.trainer.lightning_arguments import make_options
-from lightning_fed.trainer.lightning_names import LightningNames, derived, forwarded
+from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import expect_datamodule, expect_module
 from lightning_fed.trainer.setup import attached, evaluating, train
-from lightning_fed.trainer.signals import graceful_stop
 
 __all__ = ["FederatedTrainer"]
 

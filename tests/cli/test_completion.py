@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lightning_fed.cli.completion_command import _options, main
+from lightning_fed.cli import COMMANDS, OF_TRAINER
+from lightning_fed.cli.completion_command import main, options_of_commands
 from lightning_fed.cli.data_command import _DataCLI
-from lightning_fed.cli.main import _WITH_TRAINER, _WITHOUT_TRAINER
 from lightning_fed.cli.suggestions import command_options
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack.command import _AttackCLI
@@ -42,8 +42,8 @@ def test_bash_completes_commands_and_options(capsys: pytest.CaptureFixture[str])
 
 
 def test_every_command_has_all_options_of_its_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _options()
-    assert found.keys() == {"fit", "validate", "test", "predict", *_WITH_TRAINER, *_WITHOUT_TRAINER}
+    found = options_of_commands()
+    assert found.keys() == {*OF_TRAINER, *COMMANDS}
     for name, command in (("data", _DataCLI), ("attack", _AttackCLI)):
         parsers: list[Any] = []
         monkeypatch.setattr(command, "parse_arguments", lambda cli, parser, args, to=parsers: to.append(parser))

@@ -15,7 +15,7 @@ from torch import Tensor
 from docs.lightning_trainer import meaning, public_names, reads_of_lightning, table, written
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
-from lightning_fed.trainer.lightning_names.forwarding import AbsentNameError, Refused
+from lightning_fed.trainer.forwarding import AbsentNameError, Refused
 from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer
 
 NAMES = public_names()

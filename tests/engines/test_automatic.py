@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from lightning_fed import core
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
-from lightning_fed.core.display import shown
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import Augmentation, ClientRotation, CropFlip, FederatedDataModule
 from lightning_fed.engines.vectorized import automatic as rule
@@ -561,7 +561,7 @@ def test_a_chunk_that_fails_later_trains_one_after_another(tmp_path, name, chunk
     assert second.startswith("Engine: sequential from round 2 on, as ")
     assert reason in second
     assert found.trainer.engine_choice == {"engine": "sequential", "reason": second.partition(" as ")[2][:-1]}
-    assert shown._SAID["engine"] == "sequential from round 2 on", "so that a second run says its engine anew"
+    assert core._SAID["engine"] == "sequential from round 2 on", "so that a second run says its engine anew"
 
 
 class AsksWhoHolds(FederatedCallback):
@@ -724,7 +724,7 @@ def test_a_resumed_run_keeps_its_engine(tmp_path, monkeypatch, engine, caplog) -
     # The other one is what would be chosen now.
     monkeypatch.setattr(rule, "FEWEST_LANES", 1 if used == "sequential" else 100)
     caplog.clear()
-    shown._SAID.clear()  # as in another process
+    core._SAID.clear()  # as in another process
     resumed = run_on(first, 3, engine="auto")
     assert resumed.engine_choice["engine"] == used
     assert len(said(caplog)) == 1

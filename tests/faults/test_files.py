@@ -19,9 +19,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_fed.core import files
 from lightning_fed.core.files import WriteError, append_whole, write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import read_checkpoint
+from lightning_fed.runs.checkpoints import expect_layout, read_checkpoint, seal_of
 from lightning_fed.runs.folder import read_run
-from lightning_fed.runs.layout import expect_layout, seal_of
 from lightning_fed.runs.lock import RunLock, remove_leftovers
 from tests.faults import damage, disks, folders, hooks, kills, studies
 from tests.faults.tiny import ROUNDS, fit, same, versions

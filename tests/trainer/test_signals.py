@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 from lightning_fed import FederatedTrainer
 from lightning_fed.callbacks import FederatedCheckpoint
 from lightning_fed.core.hooks import FederatedCallback
-from lightning_fed.trainer.signals import graceful_stop
+from lightning_fed.trainer.bookkeeping import graceful_stop
 from tests.parts import Classifier, federated_data, federated_trainer, points
 
 

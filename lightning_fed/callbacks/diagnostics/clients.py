@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_fed.core.display.shown import is_news
+from lightning_fed.core import is_news
 from lightning_fed.core.files import WriteError, csv_text, write_atomically
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.seeding import Purpose, numpy_generator_for

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from lightning_fed.core.display.shown import is_news
+from lightning_fed.core import is_news
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.train_state import LocalOptions, TrainState

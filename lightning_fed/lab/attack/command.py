@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_fed.cli.exits import exit_with
-from lightning_fed.cli.federated_cli import FederatedCLI
+from lightning_fed.cli.federated_cli import FederatedCLI, parser_of
 from lightning_fed.core.files import png, write_atomically
 from lightning_fed.data import FederatedDataModule, Split
 from lightning_fed.data.sources import BatchSource, num_samples
@@ -33,7 +33,7 @@ from lightning_fed.trainer.options import expect_datamodule
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Build", "Outputs", "main", "read_outputs", "shadow_confidences"]
+__all__ = ["Build", "Outputs", "main", "make_parser", "read_outputs", "shadow_confidences"]
 
 Build: TypeAlias = Callable[[int], tuple[FederatedTrainer, LightningModule]]
 
@@ -84,6 +84,11 @@ class _AttackCLI(FederatedCLI):
 
     def after_instantiate_classes(self) -> None:
         """Does nothing, as this trainer neither makes nor finds runs."""
+
+
+def make_parser() -> Any:
+    """Makes the parser of this command."""
+    return parser_of(_AttackCLI)
 
 
 def main(words: list[str]) -> int:

@@ -33,7 +33,7 @@ from lightning_fed.runs.statistics import mean_of
 if TYPE_CHECKING:
     import submitit
 
-__all__ = ["main", "rounds_of", "study_folder", "telling_runs"]
+__all__ = ["main", "make_parser", "rounds_of", "study_folder", "telling_runs"]
 
 _RUNS = Path("runs/studies")
 _TRIED, _BY_DEFAULT, _LONGEST = 3, 100, 1e6  # rounds, rounds, seconds of a round
@@ -48,7 +48,7 @@ def main(argv: list[str], guard: Guard) -> int:
     Returns:
         0 if all runs are done, 1 if a run failed, 128 + the signal's number if a signal stopped the program.
     """
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     expect_count("--jobs", options.jobs)
     study = load_study(options.file, options.profile)
     root = study_folder(options.output, study.name, options.profile)
@@ -130,7 +130,8 @@ def study_folder(output: Path, name: str, profile: str) -> Path:
     return output / (name if profile == "full" else f"{name}-{profile}")
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """Makes the parser of this command."""
     parser = CommandParser(
         prog="lightning-fed study",
         description="Trains the missing runs of a study (all combinations of its axes, with each seed) in parallel.",

@@ -15,7 +15,7 @@ import yaml
 
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import PlainLoader
-from lightning_fed.core.display.shown import is_news, one_line
+from lightning_fed.core import is_news, one_line
 from lightning_fed.core.files import write_atomically
 from lightning_fed.lab.attack.options import COLUMNS, TABLE, attack_columns
 from lightning_fed.lab.report.load import MeasuredRun, read_metrics

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops
 
-from lightning_fed.cli.main import main as command
+from lightning_fed.cli import main as command
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report_command import main
 from lightning_fed.lab.runner.file import load_study

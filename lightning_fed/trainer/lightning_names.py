@@ -37,7 +37,7 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
-from lightning_fed.trainer.lightning_names.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option
+from lightning_fed.trainer.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option
 from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length
 
 __all__ = ["LightningNames"]

@@ -1,4 +1,4 @@
-from lightning_fed.core.display.shown import is_news
+from lightning_fed.core import is_news
 
 
 def test_a_thing_is_news_when_it_differs_from_what_was_said_last() -> None:
