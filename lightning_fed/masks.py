@@ -84,11 +84,10 @@ class SignAgreement(Mask):
         votes: Literal["equal", "samples"] = "equal",
     ) -> None:
         vote_threshold(threshold, 1, comparison)
-        expect_choice("--aggregator.mask.votes", votes, ("equal", "samples"))
+        self.votes = expect_choice("--aggregator.mask.votes", votes, ("equal", "samples"))
         self.threshold = threshold
         self.binary = binary
         self.comparison = comparison
-        self.votes = votes
         if votes == "samples":
             self.needs = Need.WEIGHTED_SIGN_SUM | Need.MEAN  # the mask gets the dtype of the mean
 
@@ -154,9 +153,8 @@ class SANDMask(Mask):
 
     def __init__(self, threshold: float = 0.4, k: float = 10.0) -> None:
         vote_threshold(threshold, 1)
-        expect_number("--aggregator.mask.k", k, above=0)
+        self.k = expect_number("--aggregator.mask.k", k, above=0)
         self.threshold = threshold
-        self.k = k
 
     def compute(self, update: ReducedUpdate) -> Tensor:
         return sand_mask(update.sign_sum, update.variance, update.num_clients, self.threshold, self.k, self.sizes)
@@ -203,9 +201,8 @@ class MaskControl(_MaskOfAnother):
     """
 
     def __init__(self, mask: Mask, keep: Literal["length", "direction", "values"]) -> None:
-        expect_choice("--aggregator.mask.keep", keep, ("length", "direction", "values"))
+        self.keep = expect_choice("--aggregator.mask.keep", keep, ("length", "direction", "values"))
         super().__init__(mask, "to control")
-        self.keep = keep
 
     def compute(self, update: ReducedUpdate) -> Tensor:
         mask = self.mask.compute(update)
@@ -239,8 +236,7 @@ class DelayedMask(_MaskOfAnother):
 
     def __init__(self, mask: Mask, rounds: int) -> None:
         super().__init__(mask, "to begin later")
-        expect_count("--aggregator.mask.rounds", rounds, least=0)
-        self.rounds = rounds
+        self.rounds = expect_count("--aggregator.mask.rounds", rounds, least=0)
 
     def compute(self, update: ReducedUpdate) -> Tensor:
         mask = self.mask.compute(update)

@@ -67,10 +67,10 @@ class Aggregator(FederatedCallback, ABC):
         buffers: Literal["average", "local", "keep"] = "average",
         apply: Literal["after", "before"] = "after",
     ) -> None:
-        expect_number("--aggregator.lr", lr, above=0)
-        expect_choice("--aggregator.weighting", weighting, self.weightings)
-        expect_choice("--aggregator.buffers", buffers, ("average", "local", "keep"))
-        expect_choice("--aggregator.apply", apply, ("after", "before"))
+        self.lr = expect_number("--aggregator.lr", lr, above=0)
+        self.weighting: str = expect_choice("--aggregator.weighting", weighting, self.weightings)
+        self.buffers = expect_choice("--aggregator.buffers", buffers, ("average", "local", "keep"))
+        self.apply = expect_choice("--aggregator.apply", apply, ("after", "before"))
         if mask is not None and not isinstance(mask, Mask):
             raise FederatedError(
                 f"Expected `--aggregator.mask` to be a Mask, such as SignAgreement, got {type(mask).__name__}."
@@ -85,11 +85,7 @@ class Aggregator(FederatedCallback, ABC):
                 f"Expected `--aggregator.apply after` for {type(self).__name__}, got before: the rule does "
                 "not use the mean update, which the mask would multiply."
             )
-        self.lr = lr
         self.mask = mask
-        self.weighting: str = weighting
-        self.buffers = buffers
-        self.apply = apply
 
     @abstractmethod
     def server_step(self, update: ReducedUpdate) -> Tensor:

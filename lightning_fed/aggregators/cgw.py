@@ -41,10 +41,10 @@ class CGW(Aggregator):
         self, alpha: float = 0.1, constraint: Literal["per_client", "shared"] = "per_client", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.alpha", alpha, least=0)
-        expect_choice("--aggregator.constraint", constraint, ("per_client", "shared"))
-        self.alpha = alpha
-        self.constraint: Literal["per_client", "shared"] = constraint
+        self.alpha = expect_number("--aggregator.alpha", alpha, least=0)
+        self.constraint: Literal["per_client", "shared"] = expect_choice(
+            "--aggregator.constraint", constraint, ("per_client", "shared")
+        )
         self.corrective_weights = self._losses = torch.empty(0, dtype=torch.float64)
         self._gram = torch.empty(0, 0, dtype=torch.float64)
 

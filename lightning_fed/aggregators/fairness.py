@@ -79,10 +79,8 @@ class QFedAvg(LossWeightingAggregator):
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting=weighting, **kwargs)
-        expect_number("--aggregator.q", q, least=0)
-        if lipschitz is not None:
-            expect_number("--aggregator.lipschitz", lipschitz, above=0)
-        self.q, self.lipschitz = q, lipschitz
+        self.q = expect_number("--aggregator.q", q, least=0)
+        self.lipschitz = expect_number("--aggregator.lipschitz", lipschitz, above=0, optional=True)
         self._rate = 0.0
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
@@ -117,8 +115,7 @@ class TERM(LossWeightingAggregator):
 
     def __init__(self, t: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.t", t)
-        self.t = t
+        self.t = expect_number("--aggregator.t", t)
 
     def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
         return term_weights(losses, shares, self.t)
@@ -141,8 +138,8 @@ class AFL(StatefulAggregator):
 
     def __init__(self, gamma: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:
         super().__init__(weighting=weighting, **kwargs)
-        expect_number("--aggregator.gamma", gamma, least=0)
-        self.gamma, self._whole = gamma, 0.0
+        self.gamma = expect_number("--aggregator.gamma", gamma, least=0)
+        self._whole = 0.0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -206,9 +203,8 @@ class FedDGGA(StatefulAggregator):
         self, step_size: float = 0.2, losses_over: Literal["held_out", "train"] = "held_out", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.step_size", step_size, least=0)
-        expect_choice("--aggregator.losses_over", losses_over, ("held_out", "train"))
-        self.step_size, self.losses_over = step_size, losses_over
+        self.step_size = expect_number("--aggregator.step_size", step_size, least=0)
+        self.losses_over = expect_choice("--aggregator.losses_over", losses_over, ("held_out", "train"))
         self._stepped = False
 
     @property

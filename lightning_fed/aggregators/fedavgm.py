@@ -26,8 +26,7 @@ class FedAvgM(StatefulAggregator):
 
     def __init__(self, beta: float = 0.9, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.beta", beta, least=0, below=1)
-        self.beta = beta
+        self.beta = expect_number("--aggregator.beta", beta, least=0, below=1)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         momentum = self.recall("momentum", update.mean)

@@ -25,8 +25,7 @@ class ClipUpdates(Payload):
     bounds_length = True
 
     def __init__(self, max_norm: float) -> None:
-        expect_number("max_norm", max_norm, above=0, of="ClipUpdates")
-        self.max_norm = max_norm
+        self.max_norm = expect_number("max_norm", max_norm, above=0, of="ClipUpdates")
 
     def encode(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Clips one update in place; nothing is read from the device."""

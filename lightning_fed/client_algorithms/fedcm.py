@@ -80,8 +80,7 @@ class FedCM(MomentumAlgorithm):
     vectors_down = 1
 
     def __init__(self, alpha: float = 0.1) -> None:
-        expect_number("--client.alpha", alpha, above=0, most=1, of="FedCM")
-        self.alpha = alpha
+        self.alpha = expect_number("--client.alpha", alpha, above=0, most=1, of="FedCM")
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses any client optimizer but SGD, whose distance is known, and a client's own linear term beside it."""

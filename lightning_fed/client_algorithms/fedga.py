@@ -52,9 +52,9 @@ class FedGA(ClientAlgorithm):
                 f"Expected `--client.beta` of {name} to be at least 0 and finite, or such numbers by round from 1 on, "
                 f"got {beta!r}."
             )
-        expect_choice("--client.form", form, ("start", "step"), of=name)
-        expect_choice("--client.measure_from", measure_from, ("displaced", "global"), of=name)
-        self.beta, self.form, self.measure_from = beta, form, measure_from
+        self.form = expect_choice("--client.form", form, ("start", "step"), of=name)
+        self.measure_from = expect_choice("--client.measure_from", measure_from, ("displaced", "global"), of=name)
+        self.beta = beta
 
     def start_gradients(self, round: int) -> StartGradient:
         return "cohort"

@@ -53,8 +53,7 @@ class SCAFFOLD(_Corrected):
     vectors_down = vectors_up = 1
 
     def __init__(self, option: Literal["I", "II"] = "II") -> None:
-        expect_choice("--client.option", option, ("I", "II"), of="SCAFFOLD")
-        self.option = option
+        self.option = expect_choice("--client.option", option, ("I", "II"), of="SCAFFOLD")
         self.needs_distance = option == "II"
         self.control: Tensor | None = None
 

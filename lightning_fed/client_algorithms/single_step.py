@@ -31,8 +31,7 @@ class GradAlign(FedGA):
 
     def __init__(self, beta: float | dict[int, float] = 1.5, over: Literal["data", "batch"] = "data") -> None:
         super().__init__(beta, form="step")
-        expect_choice("--client.over", over, ("data", "batch"), of=type(self).__name__)
-        self.over = over
+        self.over = expect_choice("--client.over", over, ("data", "batch"), of=type(self).__name__)
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses more than one local step, and batches smaller than a client's data unless ``over`` is ``batch``."""
