@@ -71,7 +71,9 @@ def expect(condition: object, sentence: str) -> None:
 
 
 def expect_count(option: str, value: _Value, least: int = 1, of: str = "", optional: bool = False) -> _Value:
-    """Returns an integer of at least ``least``, as in ``self.tau = expect_count("--client.tau", tau)``; refuses others.
+    """Returns an integer of at least ``least`` and refuses anything else, where a constructor takes an option.
+
+    For example ``self.tau = expect_count("--client.tau", tau, least=0)``.
 
     Args:
         option: The name of the option, such as ``--trainer.seed``, or of an argument.
@@ -95,9 +97,17 @@ def expect_number(
     most: float = inf,
     of: str = "",
     optional: bool = False,
+    by_round: bool = False,
 ) -> _Value:
-    """Returns a finite number within the bounds and refuses others; for the other arguments see ``expect_count``."""
-    if is_number(value, least, above, below, most) or (optional and value is None):
+    """Returns a finite number within the bounds, or with ``by_round`` a dict of them by round, and refuses others.
+
+    For the other arguments see ``expect_count``, for what such a dict means ``core.updates.at_round``.
+    """
+    numbers = value if by_round and isinstance(value, dict) else {1: value}
+    from_first = 1 in numbers or is_number(0, least, above, below, most)  # 0 is the number before the first round named
+    named = numbers and from_first and all(map(is_count, numbers))
+    within = named and all(is_number(number, least, above, below, most) for number in numbers.values())
+    if within or (optional and value is None):
         return value
     if below == most == inf:
         words = f"at least {least} and finite" if above == -inf else f"a finite number above {above}"
@@ -106,6 +116,7 @@ def expect_number(
     else:
         lower = f"at least {least}" if above == -inf else f"above {above}"
         words = f"{lower} and " + (f"at most {most}" if below == inf else f"below {below}")
+    words += ", or such numbers by round from 1 on" if by_round else ""
     raise _wrong(option, of, words, value)
 
 

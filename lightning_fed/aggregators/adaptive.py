@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_fed.aggregators.base import StatefulAggregator
-from lightning_fed.core.updates import ReducedUpdate
+from lightning_fed.core.updates import ByRound, ReducedUpdate
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.server import fedadagrad_step, fedadam_step, fedyogi_step
 
@@ -29,7 +29,7 @@ class AdaptiveAggregator(StatefulAggregator):
         self,
         epsilon: float = 1e-3,
         initial_v: Literal["epsilon_squared", "zero"] = "epsilon_squared",
-        lr: float = 0.01,
+        lr: ByRound = 0.01,
         **kwargs: Any,
     ) -> None:
         super().__init__(lr=lr, **kwargs)

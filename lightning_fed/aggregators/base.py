@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
-from lightning_fed.core.updates import Client, Need, ReducedUpdate, StartGradient
+from lightning_fed.core.updates import ByRound, Client, Need, ReducedUpdate, StartGradient, at_round
 from lightning_fed.errors import FederatedError, expect_choice, expect_number
 from lightning_fed.masks import Mask
 
@@ -23,7 +23,7 @@ class Aggregator(FederatedCallback, ABC):
     weights and buffers are handled here. Server state is saved by ``state_dict`` and ``load_state_dict``.
 
     Args:
-        lr: η_g, the server learning rate, above 0.
+        lr: η_g, the server learning rate, above 0; or such numbers by the first round of each, ``{1: 1, 50: 0.1}``.
         mask: m; None for no mask.
         weighting: The p_i: ``samples`` (p_i ∝ s_i) or ``uniform`` (1/n). They sum to 1 over the clients that entered.
         buffers: How the clients' buffers (BatchNorm statistics) are combined. ``average``: floating-point buffers are
@@ -61,13 +61,13 @@ class Aggregator(FederatedCallback, ABC):
 
     def __init__(
         self,
-        lr: float = 1.0,
+        lr: ByRound = 1.0,
         mask: Mask | None = None,
         weighting: Literal["samples", "uniform"] = "samples",
         buffers: Literal["average", "local", "keep"] = "average",
         apply: Literal["after", "before"] = "after",
     ) -> None:
-        self.lr = expect_number("--aggregator.lr", lr, above=0)
+        self.lr = expect_number("--aggregator.lr", lr, above=0, by_round=True)
         self.weighting: str = expect_choice("--aggregator.weighting", weighting, self.weightings)
         self.buffers = expect_choice("--aggregator.buffers", buffers, ("average", "local", "keep"))
         self.apply = expect_choice("--aggregator.apply", apply, ("after", "before"))
@@ -108,6 +108,10 @@ class Aggregator(FederatedCallback, ABC):
     def start_gradients(self, round: int) -> StartGradient:
         return "client" if self.all_needs & Need.ANY_GRADIENT and self.gradient_at == "start" else "none"
 
+    def lr_at(self, round: int) -> float:
+        """Returns η_g of a round."""
+        return at_round(self.lr, round)
+
     @property
     def all_needs(self) -> Need:
         """What the rule and its mask need together."""
@@ -142,13 +146,13 @@ class Aggregator(FederatedCallback, ABC):
             step = self.server_step(update)
         else:
             step = self._masked_step(self.mask, trainer, pl_module, update)
-        trainer.weights.add_(step, alpha=self.lr)
+        trainer.weights.add_(step, alpha=self.lr_at(update.round))
 
     def _masked_step(
         self, mask: Mask, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate
     ) -> Tensor:
         """Computes the mask and the masked step, and logs the mask's diagnostics."""
-        mask.seed = trainer.seed
+        mask.seed, mask.names = trainer.seed, trainer.vector.names
         mask.prepare([p.numel() for p in trainer.vector.parameters])
         factors = mask.compute(update)
         pl_module.log_dict(mask.diagnose(update, factors))

@@ -56,7 +56,7 @@ class CGW(Aggregator):
         self._losses = update.losses
         self.corrective_weights = corrective_weights(self._gram, update.losses, self.alpha, self.constraint)
         correction = weighted_gradients(update.gradients, self.corrective_weights)
-        return torch.sub(update.mean, correction, alpha=1 / self.lr)
+        return torch.sub(update.mean, correction, alpha=1 / self.lr_at(update.round))
 
     def client_figures(self) -> dict[str, Tensor]:
         """Returns x_i, m_i = ⟨D_i, D⟩ and the sign of x_i of the last round; empty if α = 0."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.core.updates import Need, ReducedUpdate
+from lightning_fed.core.updates import ByRound, Need, ReducedUpdate
 from lightning_fed.errors import expect_count, expect_number
 from lightning_fed.functional.conflicts import (
     Array,
@@ -44,7 +44,7 @@ class SignMajority(Aggregator):
     weighs_updates = False
     mask_refusal = "its step already is the clients' vote, and a mask would count it a second time"
 
-    def __init__(self, lr: float = 1e-3, **kwargs: Any) -> None:
+    def __init__(self, lr: ByRound = 1e-3, **kwargs: Any) -> None:
         super().__init__(lr=lr, **kwargs)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -202,7 +202,7 @@ class FedMGDA(CombiningAggregator):
         **kwargs: Options of every aggregator.
     """
 
-    def __init__(self, epsilon: float = 0.1, lr: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, epsilon: float = 0.1, lr: ByRound = 1.0, **kwargs: Any) -> None:
         super().__init__(lr=lr, **kwargs)
         self.epsilon = expect_number("--aggregator.epsilon", epsilon, least=0, most=1)
 

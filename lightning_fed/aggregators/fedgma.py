@@ -77,7 +77,7 @@ class FedGMA(Aggregator):
         self._agreed = mask.mean()
         if self.server_lr == 0:
             return update.mean
-        return torch.sub(update.mean, mask * update.gradient_mean, alpha=self.server_lr / self.lr)
+        return torch.sub(update.mean, mask * update.gradient_mean, alpha=self.server_lr / self.lr_at(update.round))
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         if self.p_means == "prose":

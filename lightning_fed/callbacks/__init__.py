@@ -2,6 +2,7 @@
 
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
 from lightning_fed.callbacks.clip_updates import ClipUpdates
+from lightning_fed.callbacks.frozen import FrozenParameters
 from lightning_fed.callbacks.payload import Payload
 from lightning_fed.callbacks.progress import FederatedProgressBar
 
@@ -9,5 +10,6 @@ __all__ = [
     "ClipUpdates",
     "FederatedCheckpoint",
     "FederatedProgressBar",
+    "FrozenParameters",
     "Payload",
 ]

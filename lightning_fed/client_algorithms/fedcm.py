@@ -94,7 +94,7 @@ class FedCM(MomentumAlgorithm):
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Adds -δ_i / a_i, weighted: what local steps moved, whatever others have made of the update since."""
         moved = difference(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))
-        self._sum.add(moved, -trainer.update_weight(update.client) / update.distance)
+        self._sum.add(moved, -trainer.update_weight(update.client) / update.optimizer_distance)
 
     def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Makes of the round's steps the next m, unless the round leaves the model as it is."""
