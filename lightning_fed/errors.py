@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from math import inf
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "Diverged",
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 
+_Value = TypeVar("_Value")
 _SINGLE = 2.0**128  # numbers of single precision, in which models compute, are below this
 
 
@@ -69,32 +70,45 @@ def expect(condition: object, sentence: str) -> None:
         raise FederatedError(sentence)
 
 
-def expect_count(option: str, value: Any, least: int = 1, of: str = "") -> None:
-    """Refuses anything but an integer of at least ``least``.
+def expect_count(option: str, value: _Value, least: int = 1, of: str = "", optional: bool = False) -> _Value:
+    """Returns an integer of at least ``least`` and refuses anything else, where a constructor takes an option.
+
+    For example ``self.tau = expect_count("--client.tau", tau, least=0)``.
 
     Args:
         option: The name of the option, such as ``--trainer.seed``, or of an argument.
         value: What the user gave.
         least: The smallest allowed value.
         of: The class that has the option, if the option's name does not say so.
+        optional: Whether None is allowed too.
     """
-    if not is_count(value, least):
+    if not is_count(value, least) and not (optional and value is None):
         most = " and below 2**63" if is_number(value, least) else ""
         raise _wrong(option, of, f"an integer of at least {least}{most}", value)
+    return value
 
 
 def expect_number(
     option: str,
-    value: Any,
+    value: _Value,
     least: float = -inf,
     above: float = -inf,
     below: float = inf,
     most: float = inf,
     of: str = "",
-) -> None:
-    """Refuses anything but a finite number within the bounds; for ``option`` and ``of`` see ``expect_count``."""
-    if is_number(value, least, above, below, most):
-        return
+    optional: bool = False,
+    by_round: bool = False,
+) -> _Value:
+    """Returns a finite number within the bounds, or with ``by_round`` a dict of them by round, and refuses others.
+
+    For the other arguments see ``expect_count``, for what such a dict means ``core.updates.at_round``.
+    """
+    numbers = value if by_round and isinstance(value, dict) else {1: value}
+    from_first = 1 in numbers or is_number(0, least, above, below, most)  # 0 is the number before the first round named
+    named = numbers and from_first and all(map(is_count, numbers))
+    within = named and all(is_number(number, least, above, below, most) for number in numbers.values())
+    if within or (optional and value is None):
+        return value
     if below == most == inf:
         words = f"at least {least} and finite" if above == -inf else f"a finite number above {above}"
     elif above == -inf and below == inf:
@@ -102,13 +116,15 @@ def expect_number(
     else:
         lower = f"at least {least}" if above == -inf else f"above {above}"
         words = f"{lower} and " + (f"at most {most}" if below == inf else f"below {below}")
+    words += ", or such numbers by round from 1 on" if by_round else ""
     raise _wrong(option, of, words, value)
 
 
-def expect_choice(option: str, value: Any, known: Sequence[Any], of: str = "") -> None:
-    """Refuses anything but one of the ``known`` values; for ``option`` and ``of`` see ``expect_count``."""
-    if value not in known:
+def expect_choice(option: str, value: _Value, known: Sequence[Any], of: str = "", optional: bool = False) -> _Value:
+    """Returns one of the ``known`` values and refuses others; for the other arguments see ``expect_count``."""
+    if value not in known and not (optional and value is None):
         raise _wrong(option, of, f"one of {', '.join(map(str, known))}", value)
+    return value
 
 
 def expect_one_each(option: str, values: Sequence[Any], num_clients: int) -> None:

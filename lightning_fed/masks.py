@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.core.updates import Need, ReducedUpdate
+from lightning_fed.core.updates import ByRound, Need, ReducedUpdate, at_round
+from lightning_fed.core.vector import names_like
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number
 from lightning_fed.functional.masks import (
     magnitude_agreement,
@@ -18,7 +19,7 @@ from lightning_fed.functional.masks import (
     vote_threshold,
 )
 
-__all__ = ["DelayedMask", "MagnitudeAgreement", "Mask", "MaskControl", "SANDMask", "SignAgreement"]
+__all__ = ["DelayedMask", "MagnitudeAgreement", "Mask", "MaskControl", "PartialMask", "SANDMask", "SignAgreement"]
 
 
 class Mask(ABC):
@@ -30,10 +31,12 @@ class Mask(ABC):
     Attributes:
         needs: What the mask needs from the cohort.
         seed: The run's seed, set before ``prepare``.
+        names: The parameters' names, in the order of the flat vector; set before ``prepare``, which gets their sizes.
     """
 
     needs: Need = Need.NOTHING
     seed: int = 0
+    names: tuple[str, ...] = ()
 
     def prepare(self, sizes: Sequence[int]) -> None:
         """Called before ``compute`` with the number of elements of each parameter, in the order of the flat vector."""
@@ -67,7 +70,7 @@ class SignAgreement(Mask):
     ``comparison`` is ``>``.
 
     Args:
-        threshold: τ in [0, 1]; the paper's default is 0.4.
+        threshold: τ in [0, 1]; the paper's default is 0.4. Or such numbers by the first round of each, 0 before.
         binary: Whether coordinates below the threshold are dropped instead of scaled by A.
         comparison: Whether A = τ reaches the threshold (``>=``, the paper's) or not (``>``).
         votes: ``equal`` (the paper's): each client has one vote. ``samples``: it has one for each of its training
@@ -78,28 +81,26 @@ class SignAgreement(Mask):
 
     def __init__(
         self,
-        threshold: float = 0.4,
+        threshold: ByRound = 0.4,
         binary: bool = False,
         comparison: Literal[">=", ">"] = ">=",
         votes: Literal["equal", "samples"] = "equal",
     ) -> None:
-        vote_threshold(threshold, 1, comparison)
-        expect_choice("--aggregator.mask.votes", votes, ("equal", "samples"))
-        self.threshold = threshold
+        self.threshold = _threshold(threshold)
+        self.comparison = expect_choice("--aggregator.mask.comparison", comparison, (">=", ">"))
+        self.votes = expect_choice("--aggregator.mask.votes", votes, ("equal", "samples"))
         self.binary = binary
-        self.comparison = comparison
-        self.votes = votes
         if votes == "samples":
             self.needs = Need.WEIGHTED_SIGN_SUM | Need.MEAN  # the mask gets the dtype of the mean
 
     def compute(self, update: ReducedUpdate) -> Tensor:
         votes, count = self._count(update)
-        mask = sign_agreement_mask(votes, count, self.threshold, self.binary, self.comparison)
+        mask = sign_agreement_mask(votes, count, at_round(self.threshold, update.round), self.binary, self.comparison)
         return mask if self.votes == "equal" else mask.to(update.mean.dtype)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
         votes, count = self._count(update)
-        below = votes.abs() < vote_threshold(self.threshold, count, self.comparison)
+        below = votes.abs() < vote_threshold(at_round(self.threshold, update.round), count, self.comparison)
         return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
 
     def _count(self, update: ReducedUpdate) -> tuple[Tensor, int]:
@@ -118,22 +119,21 @@ class MagnitudeAgreement(Mask):
     future work. τ = 0 is the unmasked rule, bit for bit.
 
     Args:
-        threshold: τ in [0, 1].
+        threshold: τ in [0, 1], or such numbers by the first round of each, 0 before.
         binary: Whether coordinates below the threshold are dropped instead of scaled by A.
     """
 
     needs = Need.SUM | Need.ABS_SUM
 
-    def __init__(self, threshold: float = 0.4, binary: bool = False) -> None:
-        vote_threshold(threshold, 1)
-        self.threshold = threshold
+    def __init__(self, threshold: ByRound = 0.4, binary: bool = False) -> None:
+        self.threshold = _threshold(threshold)
         self.binary = binary
 
     def compute(self, update: ReducedUpdate) -> Tensor:
-        return magnitude_agreement_mask(update.sum, update.abs_sum, self.threshold, self.binary)
+        return magnitude_agreement_mask(update.sum, update.abs_sum, at_round(self.threshold, update.round), self.binary)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
-        below = magnitude_agreement(update.sum, update.abs_sum) < self.threshold
+        below = magnitude_agreement(update.sum, update.abs_sum) < at_round(self.threshold, update.round)
         return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
 
 
@@ -145,25 +145,25 @@ class SANDMask(Mask):
     DomainBed does. No value of τ is the unmasked rule.
 
     Args:
-        threshold: τ in [0, 1]. Coordinates with A <= τ are dropped, so 1, DomainBed's default, drops all of them.
+        threshold: τ in [0, 1], or such numbers by the first round of each, 0 before. Coordinates with A <= τ are
+            dropped, so 1, DomainBed's default, drops all of them.
         k: Steepness, above 0; DomainBed's default is 10. Compare it with squared updates: if k is much larger, all
             coordinates with A > τ count alike; if it is much smaller, differences in A and in variance decide.
     """
 
     needs = Need.SIGN_SUM | Need.VARIANCE
 
-    def __init__(self, threshold: float = 0.4, k: float = 10.0) -> None:
-        vote_threshold(threshold, 1)
-        expect_number("--aggregator.mask.k", k, above=0)
-        self.threshold = threshold
-        self.k = k
+    def __init__(self, threshold: ByRound = 0.4, k: float = 10.0) -> None:
+        self.threshold = _threshold(threshold)
+        self.k = expect_number("--aggregator.mask.k", k, above=0)
 
     def compute(self, update: ReducedUpdate) -> Tensor:
-        return sand_mask(update.sign_sum, update.variance, update.num_clients, self.threshold, self.k, self.sizes)
+        tau = at_round(self.threshold, update.round)
+        return sand_mask(update.sign_sum, update.variance, update.num_clients, tau, self.k, self.sizes)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
         """Returns the mean of the mask, near 1 by construction, and the share of coordinates with A < τ."""
-        below = update.sign_sum.abs() < vote_threshold(self.threshold, update.num_clients)
+        below = update.sign_sum.abs() < vote_threshold(at_round(self.threshold, update.round), update.num_clients)
         return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
 
 
@@ -181,8 +181,11 @@ class _MaskOfAnother(Mask):
 
     def prepare(self, sizes: Sequence[int]) -> None:
         super().prepare(sizes)
-        self.mask.seed = self.seed
+        self.mask.seed, self.mask.names = self.seed, self.names
         self.mask.prepare(sizes)
+
+    def over(self, step: Tensor, mask: Tensor) -> Tensor:
+        return self.mask.over(step, mask)
 
     def diagnose(self, update: ReducedUpdate, mask: Tensor) -> dict[str, Tensor]:
         return self.mask.diagnose(update, mask)
@@ -203,9 +206,8 @@ class MaskControl(_MaskOfAnother):
     """
 
     def __init__(self, mask: Mask, keep: Literal["length", "direction", "values"]) -> None:
-        expect_choice("--aggregator.mask.keep", keep, ("length", "direction", "values"))
+        self.keep = expect_choice("--aggregator.mask.keep", keep, ("length", "direction", "values"))
         super().__init__(mask, "to control")
-        self.keep = keep
 
     def compute(self, update: ReducedUpdate) -> Tensor:
         mask = self.mask.compute(update)
@@ -239,12 +241,30 @@ class DelayedMask(_MaskOfAnother):
 
     def __init__(self, mask: Mask, rounds: int) -> None:
         super().__init__(mask, "to begin later")
-        expect_count("--aggregator.mask.rounds", rounds, least=0)
-        self.rounds = rounds
+        self.rounds = expect_count("--aggregator.mask.rounds", rounds, least=0)
 
     def compute(self, update: ReducedUpdate) -> Tensor:
         mask = self.mask.compute(update)
         return torch.ones_like(mask) if update.round <= self.rounds else mask
 
-    def over(self, step: Tensor, mask: Tensor) -> Tensor:
-        return self.mask.over(step, mask)
+
+class PartialMask(_MaskOfAnother):
+    """Applies another mask m to some parameters only: m = 1 in those whose names fit one of the patterns.
+
+    Args:
+        mask: m for all other parameters.
+        unmasked: Patterns of parameter names, such as ``head.*``; ``head`` means all below it.
+    """
+
+    def __init__(self, mask: Mask, unmasked: list[str]) -> None:
+        super().__init__(mask, "of the other parameters")
+        self.unmasked = unmasked
+
+    def compute(self, update: ReducedUpdate) -> Tensor:
+        whole = names_like(self.names, self.unmasked, "--aggregator.mask.unmasked")
+        parts = zip(self.names, torch.split(self.mask.compute(update), list(self.sizes)), strict=True)
+        return torch.cat([torch.ones_like(part) if name in whole else part for name, part in parts])
+
+
+def _threshold(given: ByRound) -> ByRound:
+    return expect_number("--aggregator.mask.threshold", given, least=0, most=1, by_round=True)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_fed.aggregators import FedAvg
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
+from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, PartialMask, SANDMask, SignAgreement
+from tests.parts import Classifier, federated_data, federated_trainer
 
 
 def cohort(sign_sum: list[float], clients: int) -> ReducedUpdate:
@@ -238,3 +241,34 @@ def test_refuses_a_delay_of_nothing_when_made() -> None:
         DelayedMask(mask, 3)
     with pytest.raises(FederatedError, match=r"--aggregator\.mask\.rounds.*-1"):
         DelayedMask(SignAgreement(), -1)
+
+
+class ByLayer(Mask):
+    """A mask per layer, as a user writes it: no bias moves."""
+
+    def compute(self, update: ReducedUpdate) -> Tensor:
+        parts = zip(self.names, self.sizes, strict=True)
+        return torch.cat([torch.full((size,), float(not name.endswith("bias"))) for name, size in parts])
+
+
+def test_masks_know_the_names_of_parameters(tmp_path: Path) -> None:
+    net, start = Classifier(), Classifier().state_dict()
+    net.load_state_dict(start)
+    federated_trainer(tmp_path, FedAvg(mask=MaskControl(ByLayer(), "values"))).fit(net, federated_data(8, 12))
+    assert {name for name, p in net.named_parameters() if torch.equal(p, start[name])} == {
+        name for name in start if name.endswith("bias")
+    }
+
+
+def test_a_partial_mask_is_one_where_a_pattern_fits() -> None:
+    mask, deltas = PartialMask(MagnitudeAgreement(0.9), ["head", "*.bias"]), drawn(5)
+    mask.names = ("body.weight", "body.bias", "head.0.weight")
+    mask.prepare([3, 1, 2])
+    update = reduced(deltas, mask)
+    whole = MagnitudeAgreement(0.9).compute(update).tolist()
+    assert mask.compute(update).tolist() == [*whole[:3], 1.0, 1.0, 1.0]
+    assert min(whole[3:]) < 1
+    for wrong, sentence in ((["body", "tail"], "the pattern `tail` in .*unmasked`"), ("head", "a list of names")):
+        mask.unmasked = wrong  # type: ignore[assignment]  # on purpose
+        with pytest.raises(FederatedError, match=sentence):
+            mask.compute(update)

@@ -12,9 +12,10 @@ from lightning_fed.aggregators.conflicts import (
     PCGrad,
     SignMajority,
 )
-from lightning_fed.aggregators.fairness import AFL, TERM, FedDGGA, LossWeightingAggregator, QFedAvg
+from lightning_fed.aggregators.fairness import AFL, TERM, LossWeightingAggregator, QFedAvg
 from lightning_fed.aggregators.fedavg import FedAvg, FedNova
 from lightning_fed.aggregators.fedavgm import FedACG, FedAvgM
+from lightning_fed.aggregators.feddg_ga import FedDGGA
 from lightning_fed.aggregators.feddyn import FedDynServer
 from lightning_fed.aggregators.fedexp import FedExP
 from lightning_fed.aggregators.fedgma import FedGMA

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_fed.aggregators.base import StatefulAggregator
-from lightning_fed.core.updates import ReducedUpdate
+from lightning_fed.core.updates import ByRound, ReducedUpdate
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.server import fedadagrad_step, fedadam_step, fedyogi_step
 
@@ -29,14 +29,12 @@ class AdaptiveAggregator(StatefulAggregator):
         self,
         epsilon: float = 1e-3,
         initial_v: Literal["epsilon_squared", "zero"] = "epsilon_squared",
-        lr: float = 0.01,
+        lr: ByRound = 0.01,
         **kwargs: Any,
     ) -> None:
         super().__init__(lr=lr, **kwargs)
-        expect_number("--aggregator.epsilon", epsilon, above=0)
-        expect_choice("--aggregator.initial_v", initial_v, ("epsilon_squared", "zero"))
-        self.epsilon = epsilon
-        self.initial_v = initial_v
+        self.epsilon = expect_number("--aggregator.epsilon", epsilon, above=0)
+        self.initial_v = expect_choice("--aggregator.initial_v", initial_v, ("epsilon_squared", "zero"))
 
     def recall_v(self, like: Tensor) -> Tensor:
         """Returns v, shape (d,)."""
@@ -66,10 +64,8 @@ class MomentAggregator(AdaptiveAggregator):
 
     def __init__(self, beta1: float = 0.9, beta2: float = 0.99, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.beta1", beta1, least=0, below=1)
-        expect_number("--aggregator.beta2", beta2, least=0, below=1)
-        self.beta1 = beta1
-        self.beta2 = beta2
+        self.beta1 = expect_number("--aggregator.beta1", beta1, least=0, below=1)
+        self.beta2 = expect_number("--aggregator.beta2", beta2, least=0, below=1)
 
     def apply_rule(self, rule: _Rule, update: ReducedUpdate) -> Tensor:
         """Advances z and v by a rule and returns its step, shape (d,)."""

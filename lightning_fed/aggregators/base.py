@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
-from lightning_fed.core.updates import Client, Need, ReducedUpdate, StartGradient
+from lightning_fed.core.updates import ByRound, Client, Need, ReducedUpdate, StartGradient, at_round
 from lightning_fed.errors import FederatedError, expect_choice, expect_number
 from lightning_fed.masks import Mask
 
@@ -23,7 +23,7 @@ class Aggregator(FederatedCallback, ABC):
     weights and buffers are handled here. Server state is saved by ``state_dict`` and ``load_state_dict``.
 
     Args:
-        lr: η_g, the server learning rate, above 0.
+        lr: η_g, the server learning rate, above 0; or such numbers by the first round of each, ``{1: 1, 50: 0.1}``.
         mask: m; None for no mask.
         weighting: The p_i: ``samples`` (p_i ∝ s_i) or ``uniform`` (1/n). They sum to 1 over the clients that entered.
         buffers: How the clients' buffers (BatchNorm statistics) are combined. ``average``: floating-point buffers are
@@ -61,16 +61,16 @@ class Aggregator(FederatedCallback, ABC):
 
     def __init__(
         self,
-        lr: float = 1.0,
+        lr: ByRound = 1.0,
         mask: Mask | None = None,
         weighting: Literal["samples", "uniform"] = "samples",
         buffers: Literal["average", "local", "keep"] = "average",
         apply: Literal["after", "before"] = "after",
     ) -> None:
-        expect_number("--aggregator.lr", lr, above=0)
-        expect_choice("--aggregator.weighting", weighting, self.weightings)
-        expect_choice("--aggregator.buffers", buffers, ("average", "local", "keep"))
-        expect_choice("--aggregator.apply", apply, ("after", "before"))
+        self.lr = expect_number("--aggregator.lr", lr, above=0, by_round=True)
+        self.weighting: str = expect_choice("--aggregator.weighting", weighting, self.weightings)
+        self.buffers = expect_choice("--aggregator.buffers", buffers, ("average", "local", "keep"))
+        self.apply = expect_choice("--aggregator.apply", apply, ("after", "before"))
         if mask is not None and not isinstance(mask, Mask):
             raise FederatedError(
                 f"Expected `--aggregator.mask` to be a Mask, such as SignAgreement, got {type(mask).__name__}."
@@ -85,11 +85,7 @@ class Aggregator(FederatedCallback, ABC):
                 f"Expected `--aggregator.apply after` for {type(self).__name__}, got before: the rule does "
                 "not use the mean update, which the mask would multiply."
             )
-        self.lr = lr
         self.mask = mask
-        self.weighting: str = weighting
-        self.buffers = buffers
-        self.apply = apply
 
     @abstractmethod
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -111,6 +107,10 @@ class Aggregator(FederatedCallback, ABC):
 
     def start_gradients(self, round: int) -> StartGradient:
         return "client" if self.all_needs & Need.ANY_GRADIENT and self.gradient_at == "start" else "none"
+
+    def lr_at(self, round: int) -> float:
+        """Returns η_g of a round."""
+        return at_round(self.lr, round)
 
     @property
     def all_needs(self) -> Need:
@@ -146,13 +146,13 @@ class Aggregator(FederatedCallback, ABC):
             step = self.server_step(update)
         else:
             step = self._masked_step(self.mask, trainer, pl_module, update)
-        trainer.weights.add_(step, alpha=self.lr)
+        trainer.weights.add_(step, alpha=self.lr_at(update.round))
 
     def _masked_step(
         self, mask: Mask, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate
     ) -> Tensor:
         """Computes the mask and the masked step, and logs the mask's diagnostics."""
-        mask.seed = trainer.seed
+        mask.seed, mask.names = trainer.seed, trainer.vector.names
         mask.prepare([p.numel() for p in trainer.vector.parameters])
         factors = mask.compute(update)
         pl_module.log_dict(mask.diagnose(update, factors))

@@ -41,10 +41,10 @@ class CGW(Aggregator):
         self, alpha: float = 0.1, constraint: Literal["per_client", "shared"] = "per_client", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.alpha", alpha, least=0)
-        expect_choice("--aggregator.constraint", constraint, ("per_client", "shared"))
-        self.alpha = alpha
-        self.constraint: Literal["per_client", "shared"] = constraint
+        self.alpha = expect_number("--aggregator.alpha", alpha, least=0)
+        self.constraint: Literal["per_client", "shared"] = expect_choice(
+            "--aggregator.constraint", constraint, ("per_client", "shared")
+        )
         self.corrective_weights = self._losses = torch.empty(0, dtype=torch.float64)
         self._gram = torch.empty(0, 0, dtype=torch.float64)
 
@@ -56,7 +56,7 @@ class CGW(Aggregator):
         self._losses = update.losses
         self.corrective_weights = corrective_weights(self._gram, update.losses, self.alpha, self.constraint)
         correction = weighted_gradients(update.gradients, self.corrective_weights)
-        return torch.sub(update.mean, correction, alpha=1 / self.lr)
+        return torch.sub(update.mean, correction, alpha=1 / self.lr_at(update.round))
 
     def client_figures(self) -> dict[str, Tensor]:
         """Returns x_i, m_i = ⟨D_i, D⟩ and the sign of x_i of the last round; empty if α = 0."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
-from lightning_fed.core.updates import Need, ReducedUpdate
+from lightning_fed.core.updates import ByRound, Need, ReducedUpdate
 from lightning_fed.errors import expect_count, expect_number
 from lightning_fed.functional.conflicts import (
     Array,
@@ -44,7 +44,7 @@ class SignMajority(Aggregator):
     weighs_updates = False
     mask_refusal = "its step already is the clients' vote, and a mask would count it a second time"
 
-    def __init__(self, lr: float = 1e-3, **kwargs: Any) -> None:
+    def __init__(self, lr: ByRound = 1e-3, **kwargs: Any) -> None:
         super().__init__(lr=lr, **kwargs)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
@@ -69,8 +69,7 @@ class TIES(Aggregator):
 
     def __init__(self, keep: float = 0.2, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.keep", keep, above=0, most=1)
-        self.keep = keep
+        self.keep = expect_number("--aggregator.keep", keep, above=0, most=1)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         return ties_mean(update.updates, self.keep)
@@ -152,9 +151,8 @@ class FedFV(CombiningAggregator):
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting=weighting, **kwargs)
-        expect_number("--aggregator.alpha", alpha, least=0, most=1)
-        expect_count("--aggregator.tau", tau, least=0)
-        self.alpha, self.tau = alpha, tau
+        self.alpha = expect_number("--aggregator.alpha", alpha, least=0, most=1)
+        self.tau = expect_count("--aggregator.tau", tau, least=0)
         self.former: dict[int, tuple[int, Tensor]] = {}  # round and update of each client of the last τ rounds, by id
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -204,10 +202,9 @@ class FedMGDA(CombiningAggregator):
         **kwargs: Options of every aggregator.
     """
 
-    def __init__(self, epsilon: float = 0.1, lr: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, epsilon: float = 0.1, lr: ByRound = 1.0, **kwargs: Any) -> None:
         super().__init__(lr=lr, **kwargs)
-        expect_number("--aggregator.epsilon", epsilon, least=0, most=1)
-        self.epsilon = epsilon
+        self.epsilon = expect_number("--aggregator.epsilon", epsilon, least=0, most=1)
 
     def combine(self, gram: Array, shares: Array, round: int) -> Array:
         return mgda_weights(gram, shares, self.epsilon)
@@ -227,8 +224,7 @@ class FedOMG(CombiningAggregator):
 
     def __init__(self, kappa: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.kappa", kappa, least=0, below=1)
-        self.kappa = kappa
+        self.kappa = expect_number("--aggregator.kappa", kappa, least=0, below=1)
 
     def combine(self, gram: Array, shares: Array, round: int) -> Array:
         return cagrad_weights(gram, shares, self.kappa)

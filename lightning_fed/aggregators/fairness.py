@@ -9,19 +9,14 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator, StatefulAggregator
+from lightning_fed.aggregators.feddg_ga import FedDGGA as FedDGGA  # which was here
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate
-from lightning_fed.errors import FederatedError, expect_choice, expect_number
-from lightning_fed.functional.fairness import (
-    Array,
-    adjusted_weights,
-    project_onto_simplex,
-    qfedavg_weights,
-    term_weights,
-)
+from lightning_fed.errors import FederatedError, expect_number
+from lightning_fed.functional.fairness import Array, project_onto_simplex, qfedavg_weights, term_weights
 from lightning_fed.functional.geometry import combine_rows, wide_dtype
 
-__all__ = ["AFL", "TERM", "FedDGGA", "LossWeightingAggregator", "QFedAvg"]
+__all__ = ["AFL", "TERM", "LossWeightingAggregator", "QFedAvg"]
 
 
 class LossWeightingAggregator(Aggregator):
@@ -79,10 +74,8 @@ class QFedAvg(LossWeightingAggregator):
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting=weighting, **kwargs)
-        expect_number("--aggregator.q", q, least=0)
-        if lipschitz is not None:
-            expect_number("--aggregator.lipschitz", lipschitz, above=0)
-        self.q, self.lipschitz = q, lipschitz
+        self.q = expect_number("--aggregator.q", q, least=0)
+        self.lipschitz = expect_number("--aggregator.lipschitz", lipschitz, above=0, optional=True)
         self._rate = 0.0
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
@@ -117,8 +110,7 @@ class TERM(LossWeightingAggregator):
 
     def __init__(self, t: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.t", t)
-        self.t = t
+        self.t = expect_number("--aggregator.t", t)
 
     def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
         return term_weights(losses, shares, self.t)
@@ -141,8 +133,8 @@ class AFL(StatefulAggregator):
 
     def __init__(self, gamma: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:
         super().__init__(weighting=weighting, **kwargs)
-        expect_number("--aggregator.gamma", gamma, least=0)
-        self.gamma, self._whole = gamma, 0.0
+        self.gamma = expect_number("--aggregator.gamma", gamma, least=0)
+        self._whole = 0.0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -181,69 +173,3 @@ class AFL(StatefulAggregator):
         projected[self._holders] = torch.from_numpy(project_onto_simplex(point[self._holders].numpy()))
         self.vectors["mixture"] = projected
         return update.mean
-
-
-class FedDGGA(StatefulAggregator):
-    """Weighs by how much averaging costs a client: w <- w + η_g Σ a_i δ_i, then a_i += d_r (G_i - Ḡ) / max |G - Ḡ|.
-
-    FedDG-GA of Zhang, Xu, Yao, Zhang, Tian, Wang, "Federated Domain Generalization with Generalization Adjustment",
-    CVPR 2023. G_i = f_i(w⁺) - f_i(w_i): the client's loss on held-out samples at the new global model, minus that at
-    its own trained one. d_r = d (1 - r/R) with r = 0 in the first of the R rounds of
-    ``max_rounds``, so a run of more rounds is a new one; a_i is clipped at 0. The a_i of a
-    round's clients keep their sum, and clients that are not in it keep theirs. d = 0 is FedAvg, bit for bit.
-
-    Args:
-        step_size: d, at least 0.
-        losses_over: ``held_out`` for samples that the data hold out of each client for validation, or ``train``.
-        **kwargs: Options of every aggregator; ``weighting`` gives the first a_i.
-    """
-
-    needs = Need.MEAN | Need.LOSSES
-    losses_at = "end"
-    reads_length = True
-
-    def __init__(
-        self, step_size: float = 0.2, losses_over: Literal["held_out", "train"] = "held_out", **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        expect_number("--aggregator.step_size", step_size, least=0)
-        expect_choice("--aggregator.losses_over", losses_over, ("held_out", "train"))
-        self.step_size, self.losses_over = step_size, losses_over
-        self._stepped = False
-
-    @property
-    def adjusted(self) -> Tensor | None:
-        """a_i by client id, shape (N,), float64, on the CPU, in the unit of the first; None before a round."""
-        return self.vectors.get("adjusted")
-
-    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        """Begins with the weights of FedAvg, and gives them back to a cohort in which all have fallen to 0."""
-        sizes = torch.from_numpy(np.asarray(trainer.client_sizes, dtype=float))
-        first = sizes if self.weighting == "samples" else (sizes > 0).double()
-        adjusted, drawn = self.vectors.setdefault("adjusted", first.clone()), [client.id for client in cohort.clients]
-        if not adjusted[drawn].any():
-            adjusted[drawn] = first[drawn]
-        self._stepped = False
-
-    def client_weight(self, client: Client) -> float:
-        return super().client_weight(client) if self.adjusted is None else float(self.adjusted[client.id])
-
-    def server_step(self, update: ReducedUpdate) -> Tensor:
-        self._stepped = True
-        return update.mean
-
-    def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        """Moves the a_i of the round's clients by their gaps, which takes their losses at the new global model."""
-        if not (self.step_size and self._stepped and self.adjusted is not None):
-            return
-        gaps = (trainer.start_gradients.losses_now(update.clients) - update.losses).numpy()
-        if not np.isfinite(gaps).all():
-            raise FederatedError(
-                f"Expected finite losses at the new global model of round {update.round} for FedDGGA, got NaN or "
-                "infinity: lower `--aggregator.lr` or the learning rate in the model's optimizer."
-            )
-        self.vectors_down = int(update.num_clients < update.num_registered)  # else w⁺ goes to all of them anyway
-        step = self.step_size * (1 - (update.round - 1) / trainer.max_rounds)
-        entered = [client.id for client in update.clients]
-        shares = torch.from_numpy(adjusted_weights(update.weights.numpy(), gaps, step))
-        self.adjusted[entered] = shares * self.adjusted[entered].sum()

@@ -26,8 +26,7 @@ class FedAvgM(StatefulAggregator):
 
     def __init__(self, beta: float = 0.9, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_number("--aggregator.beta", beta, least=0, below=1)
-        self.beta = beta
+        self.beta = expect_number("--aggregator.beta", beta, least=0, below=1)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         momentum = self.recall("momentum", update.mean)
@@ -53,8 +52,8 @@ class FedACG(FedAvgM):
         super().__init__(beta, **kwargs)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        known = self.beta and self.vectors
-        self.ahead = self.recall("momentum", trainer.weights) * (self.lr * self.beta) if known else None
+        share = self.lr_at(cohort.round) * self.beta
+        self.ahead = self.recall("momentum", trainer.weights) * share if share and self.vectors else None
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         """Moves the client's start ahead, also if a client algorithm has displaced it."""

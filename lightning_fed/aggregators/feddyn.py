@@ -29,13 +29,12 @@ class FedDynServer(StatefulAggregator):
 
     def __init__(self, alpha: float = 0.1, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any) -> None:
         super().__init__(weighting=weighting, **kwargs)
-        expect_number("--aggregator.alpha", alpha, above=0)
+        self.alpha = expect_number("--aggregator.alpha", alpha, above=0)
         if weighting != "uniform":
             raise FederatedError(
                 f"Expected `--aggregator.weighting` to be uniform for {type(self).__name__}, got {weighting}: its "
                 "state is the unweighted mean over all clients, leave the option out."
             )
-        self.alpha = alpha
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         halves = [getattr(callback, "server_half", None) for callback in trainer.callbacks]

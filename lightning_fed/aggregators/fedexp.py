@@ -42,9 +42,8 @@ class FedExP(StatefulAggregator):
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting=weighting, **kwargs)
-        expect_number("--aggregator.epsilon", epsilon, least=0)
-        expect_choice("--aggregator.evaluate", evaluate, ("mean_of_two", "last"))
-        self.epsilon, self.evaluate = epsilon, evaluate
+        self.epsilon = expect_number("--aggregator.epsilon", epsilon, least=0)
+        self.evaluate = expect_choice("--aggregator.evaluate", evaluate, ("mean_of_two", "last"))
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         self._squares = trainer.weights.new_zeros((), dtype=wide_dtype(trainer.weights))

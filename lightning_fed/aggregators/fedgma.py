@@ -50,14 +50,10 @@ class FedGMA(Aggregator):
     ) -> None:
         # The base does not know `inverse`. Passed by keyword, so that the command line still finds the other options.
         super().__init__(weighting=cast(Any, weighting), **kwargs)
-        expect_number("--aggregator.p", p, least=0, most=1)
-        expect_number("--aggregator.server_lr", server_lr, least=0)
-        expect_choice("--aggregator.gradient_at", gradient_at, ("start", "last_step", "end"))
-        expect_choice("--aggregator.p_means", p_means, ("formula", "prose"))
-        self.p = p
-        self.server_lr = server_lr
-        self.gradient_at = gradient_at
-        self.p_means: Literal["formula", "prose"] = p_means
+        self.p = expect_number("--aggregator.p", p, least=0, most=1)
+        self.server_lr = expect_number("--aggregator.server_lr", server_lr, least=0)
+        self.gradient_at = expect_choice("--aggregator.gradient_at", gradient_at, ("start", "last_step", "end"))
+        self.p_means: Literal["formula", "prose"] = expect_choice("--aggregator.p_means", p_means, ("formula", "prose"))
         self.needs = Need.MEAN | Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM
         self._votes: Tensor | None = None
         self._agreed: Tensor | None = None
@@ -81,7 +77,7 @@ class FedGMA(Aggregator):
         self._agreed = mask.mean()
         if self.server_lr == 0:
             return update.mean
-        return torch.sub(update.mean, mask * update.gradient_mean, alpha=self.server_lr / self.lr)
+        return torch.sub(update.mean, mask * update.gradient_mean, alpha=self.server_lr / self.lr_at(update.round))
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         if self.p_means == "prose":

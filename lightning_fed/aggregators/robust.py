@@ -61,8 +61,7 @@ class TrimmedMean(RobustMean):
 
     def __init__(self, trim: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_count("--aggregator.trim", trim, least=0)
-        self.trim = trim
+        self.trim = expect_count("--aggregator.trim", trim, least=0)
         self.min_clients = 2 * trim + 1
 
     def check_cohort(self, num_clients: int) -> None:
@@ -90,11 +89,8 @@ class MultiKrum(RobustMean):
 
     def __init__(self, num_corrupted: int = 1, num_selected: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_count("--aggregator.num_corrupted", num_corrupted, least=0)
-        if num_selected is not None:
-            expect_count("--aggregator.num_selected", num_selected)
-        self.num_corrupted = num_corrupted
-        self.num_selected = num_selected
+        self.num_corrupted = expect_count("--aggregator.num_corrupted", num_corrupted, least=0)
+        self.num_selected = expect_count("--aggregator.num_selected", num_selected, optional=True)
         self.min_clients = max(2 * num_corrupted + 3, num_selected or 1)
 
     def check_cohort(self, num_clients: int) -> None:
@@ -139,8 +135,7 @@ class Bulyan(RobustMean):
 
     def __init__(self, num_corrupted: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_count("--aggregator.num_corrupted", num_corrupted, least=0)
-        self.num_corrupted = num_corrupted
+        self.num_corrupted = expect_count("--aggregator.num_corrupted", num_corrupted, least=0)
         self.min_clients = 4 * num_corrupted + 3
 
     def check_cohort(self, num_clients: int) -> None:
@@ -167,12 +162,9 @@ class GeometricMedian(RobustMean):
 
     def __init__(self, iterations: int = 100, tolerance: float = 1e-6, smoothing: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        expect_count("--aggregator.iterations", iterations)
-        expect_number("--aggregator.tolerance", tolerance, least=0)
-        expect_number("--aggregator.smoothing", smoothing, above=0)
-        self.iterations = iterations
-        self.tolerance = tolerance
-        self.smoothing = smoothing
+        self.iterations = expect_count("--aggregator.iterations", iterations)
+        self.tolerance = expect_number("--aggregator.tolerance", tolerance, least=0)
+        self.smoothing = expect_number("--aggregator.smoothing", smoothing, above=0)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         return geometric_median(update.updates, update.weights, self.iterations, self.tolerance, self.smoothing)

@@ -33,10 +33,9 @@ class FederatedCheckpoint(FederatedCallback, Checkpoint):
     """
 
     def __init__(self, monitor: str | None = None, mode: Goal | None = None, every_n_rounds: int = 1) -> None:
-        if mode is not None:
-            expect_choice("mode", mode, ("min", "max"), of="FederatedCheckpoint")
-        expect_count("every_n_rounds", every_n_rounds, of="FederatedCheckpoint")
-        self.monitor, self.mode, self.every_n_rounds = monitor, mode, every_n_rounds
+        self.mode = expect_choice("mode", mode, ("min", "max"), of="FederatedCheckpoint", optional=True)
+        self.every_n_rounds = expect_count("every_n_rounds", every_n_rounds, of="FederatedCheckpoint")
+        self.monitor = monitor
         self._forget()
 
     def _forget(self) -> None:

@@ -33,7 +33,7 @@ class ClientAlgorithm(FederatedCallback):
       another point, if the class says ``takes_second_gradient = True``
 
     Attributes:
-        needs_distance: Whether ``Update.distance`` is needed: the client's optimizer must then be SGD.
+        needs_distance: Whether ``Update.optimizer_distance`` is needed: the client's optimizer must then be SGD.
         over: What the gradients that it asks for are over: all of a client's ``data``, or the ``batch`` that its first
             local step takes.
         takes_second_gradient: Whether it calls ``trainer.gradient_at``: the batch of each step is kept for it.

@@ -80,8 +80,7 @@ class FedCM(MomentumAlgorithm):
     vectors_down = 1
 
     def __init__(self, alpha: float = 0.1) -> None:
-        expect_number("--client.alpha", alpha, above=0, most=1, of="FedCM")
-        self.alpha = alpha
+        self.alpha = expect_number("--client.alpha", alpha, above=0, most=1, of="FedCM")
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses any client optimizer but SGD, whose distance is known, and a client's own linear term beside it."""
@@ -95,7 +94,7 @@ class FedCM(MomentumAlgorithm):
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Adds -δ_i / a_i, weighted: what local steps moved, whatever others have made of the update since."""
         moved = difference(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))
-        self._sum.add(moved, -trainer.update_weight(update.client) / update.distance)
+        self._sum.add(moved, -trainer.update_weight(update.client) / update.optimizer_distance)
 
     def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Makes of the round's steps the next m, unless the round leaves the model as it is."""

@@ -8,8 +8,8 @@ from torch.optim import ASGD, Adafactor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
-from lightning_fed.core.updates import Client, StartGradient, Update
-from lightning_fed.errors import FederatedError, expect_choice, is_count, is_number
+from lightning_fed.core.updates import ByRound, Client, StartGradient, Update, at_round
+from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.local import difference
 
 __all__ = ["FedGA"]
@@ -41,28 +41,21 @@ class FedGA(ClientAlgorithm):
 
     def __init__(
         self,
-        beta: float | dict[int, float] = 0.05,
+        beta: ByRound = 0.05,
         form: Literal["start", "step"] = "start",
         measure_from: Literal["displaced", "global"] = "displaced",
     ) -> None:
         name = type(self).__name__
-        given = beta if isinstance(beta, dict) else {1: beta}
-        if not given or not all(is_count(at) and is_number(value, least=0) for at, value in given.items()):
-            raise FederatedError(
-                f"Expected `--client.beta` of {name} to be at least 0 and finite, or such numbers by round from 1 on, "
-                f"got {beta!r}."
-            )
-        expect_choice("--client.form", form, ("start", "step"), of=name)
-        expect_choice("--client.measure_from", measure_from, ("displaced", "global"), of=name)
-        self.beta, self.form, self.measure_from = beta, form, measure_from
+        self.beta = expect_number("--client.beta", beta, least=0, of=name, by_round=True)
+        self.form = expect_choice("--client.form", form, ("start", "step"), of=name)
+        self.measure_from = expect_choice("--client.measure_from", measure_from, ("displaced", "global"), of=name)
 
     def start_gradients(self, round: int) -> StartGradient:
         return "cohort"
 
     def beta_at(self, round: int) -> float:
         """Returns β of a round; 0 before the first round that ``beta`` names."""
-        given = self.beta if isinstance(self.beta, dict) else {1: self.beta}
-        return given[max(named)] if (named := [first for first in given if first <= round]) else 0.0
+        return at_round(self.beta, round)
 
     def shift(self, trainer: TrainerLike, client: Client, out: Tensor) -> Tensor:
         """Computes β v_i, shape (d,)."""

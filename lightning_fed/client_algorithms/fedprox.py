@@ -25,8 +25,7 @@ class FedProx(ClientAlgorithm):
     stacks = True
 
     def __init__(self, mu: float = 0.01) -> None:
-        expect_number("--client.mu", mu, least=0, of="FedProx")
-        self.mu = mu
+        self.mu = expect_number("--client.mu", mu, least=0, of="FedProx")
 
     @property
     def pull(self) -> float:

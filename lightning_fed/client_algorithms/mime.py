@@ -25,8 +25,7 @@ class MimeLite(MomentumAlgorithm):
     """
 
     def __init__(self, beta: float = 0.9) -> None:
-        expect_number("--client.beta", beta, least=0, below=1, of="MimeLite")
-        self.beta = beta
+        self.beta = expect_number("--client.beta", beta, least=0, below=1, of="MimeLite")
         self.sends_gradient, self.vectors_down = beta > 0, int(beta > 0)
 
     def start_gradients(self, round: int) -> StartGradient:

@@ -27,8 +27,8 @@ class FedSAM(ClientAlgorithm):
     replaces_gradient = True
 
     def __init__(self, rho: float = 0.05) -> None:
-        expect_number("--client.rho", rho, least=0, of="FedSAM")
-        self.rho, self.takes_second_gradient = rho, rho > 0
+        self.rho = expect_number("--client.rho", rho, least=0, of="FedSAM")
+        self.takes_second_gradient = rho > 0
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         if not self.rho:

@@ -53,8 +53,7 @@ class SCAFFOLD(_Corrected):
     vectors_down = vectors_up = 1
 
     def __init__(self, option: Literal["I", "II"] = "II") -> None:
-        expect_choice("--client.option", option, ("I", "II"), of="SCAFFOLD")
-        self.option = option
+        self.option = expect_choice("--client.option", option, ("I", "II"), of="SCAFFOLD")
         self.needs_distance = option == "II"
         self.control: Tensor | None = None
 
@@ -94,7 +93,7 @@ class SCAFFOLD(_Corrected):
             new.copy_(trainer.start_gradients.gradient)
         else:  # the local steps' own change: other callbacks may have changed the update
             moved = difference(trainer.vector.data, trainer.origin, new)
-            control_variate(correction, moved, update.distance, new)
+            control_variate(correction, moved, update.optimizer_distance, new)
         trainer.client_states.store("SCAFFOLD", update.client.id, new)
         share = trainer.update_weight(update.client) / self._whole
         self._change.add(new.sub_(own), share)

@@ -9,7 +9,7 @@ from torch.optim import SGD
 
 from lightning_fed.client_algorithms.fedga import FedGA
 from lightning_fed.core.hooks import TrainerLike
-from lightning_fed.core.updates import Client, ReducedUpdate, Update
+from lightning_fed.core.updates import ByRound, Client, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.functional.local import linear_scaling_shift
 
@@ -29,10 +29,9 @@ class GradAlign(FedGA):
             paper's figure 2 has batches of 1,000 of 5,000 samples).
     """
 
-    def __init__(self, beta: float | dict[int, float] = 1.5, over: Literal["data", "batch"] = "data") -> None:
+    def __init__(self, beta: ByRound = 1.5, over: Literal["data", "batch"] = "data") -> None:
         super().__init__(beta, form="step")
-        expect_choice("--client.over", over, ("data", "batch"), of=type(self).__name__)
-        self.over = over
+        self.over = expect_choice("--client.over", over, ("data", "batch"), of=type(self).__name__)
 
     def check(self, trainer: TrainerLike) -> None:
         """Refuses more than one local step, and batches smaller than a client's data unless ``over`` is ``batch``."""

@@ -67,7 +67,7 @@ _ADD: dict[Need, Callable[[LongSum, Update, Tensor], object]] = {
     Need.ABS_SUM: lambda total, u, scratch: total.add(torch.abs(u.delta, out=scratch)),
     Need.SIGN_SUM: lambda total, u, scratch: total.add(torch.sign(u.delta, out=scratch)),
     Need.WEIGHTED_SIGN_SUM: lambda total, u, scratch: total.add(torch.sign(u.delta, out=scratch), u.client.num_samples),
-    Need.NORMALIZED_MEAN: lambda total, u, scratch: total.add(u.delta, u.weight / u.distance),
+    Need.NORMALIZED_MEAN: lambda total, u, scratch: total.add(u.delta, u.weight / u.optimizer_distance),
     Need.GRADIENT_MEAN: lambda total, u, scratch: total.add(_gradient(u), u.weight),
     Need.GRADIENT_SIGN_SUM: lambda total, u, scratch: total.add(torch.sign(_gradient(u), out=scratch)),
 }
@@ -135,7 +135,7 @@ class RoundReducer:
             self._add_buffers(update)
         self._clients.append(update.client)
         self._weights.append(update.weight)
-        self._distances.append(update.distance)
+        self._distances.append(update.optimizer_distance)
 
     def _add_moments(self, delta: Tensor) -> None:
         mean, squares = self._moments

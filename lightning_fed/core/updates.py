@@ -7,9 +7,20 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Client", "Cohort", "Need", "ReducedUpdate", "StartGradient", "StartGradients", "Update"]
+__all__ = [
+    "ByRound",
+    "Client",
+    "Cohort",
+    "Need",
+    "ReducedUpdate",
+    "StartGradient",
+    "StartGradients",
+    "Update",
+    "at_round",
+]
 
 StartGradient: TypeAlias = Literal["none", "client", "cohort"]
+ByRound: TypeAlias = float | dict[int, float]  # one number, or numbers by the first round of each: see ``at_round``
 
 
 @dataclass(frozen=True)
@@ -63,9 +74,8 @@ class Update:
         num_steps: Optimizer steps taken, K_i.
         buffers: The client's buffers after training, by name; live tensors of the module, not copies.
         weight: Aggregation weight before normalisation (samples or 1), set by the aggregator's weighting.
-        distance: a_i, what the client's optimizer does in K_i steps to a scalar whose gradient is always 1, weight
-            decay off (K_i times the learning rate for plain SGD); computed where ``Need.NORMALIZED_MEAN`` or a client
-            algorithm asks for it.
+        optimizer_distance: a_i, how far K_i steps move a weight whose gradient is always 1, weight decay off (K_i times
+            the learning rate for plain SGD); computed where ``Need.NORMALIZED_MEAN`` or a client algorithm asks for it.
         gradient: g_i, the client's gradient where the aggregator's ``gradient_at`` says, shape (d,), in the dtype of
             ``delta`` and reused like it; None unless asked for.
         loss: f_i, the client's mean loss where g_i was taken, or for ``Need.LOSSES`` where the aggregator's
@@ -78,7 +88,7 @@ class Update:
     num_steps: int
     buffers: dict[str, Tensor] = field(default_factory=dict)
     weight: float = 1.0
-    distance: float = 1.0
+    optimizer_distance: float = 1.0
     gradient: Tensor | None = None
     loss: Tensor | None = None
     bytes_up: int = 0
@@ -86,7 +96,16 @@ class Update:
     @property
     def took_step(self) -> bool:
         """Whether the client's optimizer moved it: a step at learning rate 0 is none."""
-        return bool(self.num_steps and self.distance)
+        return bool(self.num_steps and self.optimizer_distance)
+
+    @property
+    def distance(self) -> float:
+        """The former name of ``optimizer_distance``."""
+        return self.optimizer_distance
+
+    @distance.setter
+    def distance(self, value: float) -> None:
+        self.optimizer_distance = value
 
 
 class StartGradients(Protocol):
@@ -175,7 +194,7 @@ class ReducedUpdate:
         sign_sum: Σ sign(δ_i), shape (d,), for ``Need.SIGN_SUM``.
         weighted_sign_sum: Σ s_i sign(δ_i) with s_i in samples, shape (d,), float64, for ``Need.WEIGHTED_SIGN_SUM``.
         variance: The unbiased, unweighted variance of δ_i, shape (d,), zero for one client, for ``Need.VARIANCE``.
-        normalized_mean: Σ p_i δ_i / a_i, shape (d,), for ``Need.NORMALIZED_MEAN``; a_i is ``Update.distance``.
+        normalized_mean: Σ p_i δ_i / a_i, shape (d,), for ``Need.NORMALIZED_MEAN``; a_i are the ``optimizer_distance``.
         mean_distance: Σ p_i a_i, for ``Need.NORMALIZED_MEAN``.
         gradient_mean: Σ p_i g_i, shape (d,), for ``Need.GRADIENT_MEAN``.
         gradient_sign_sum: Σ sign(g_i), shape (d,), for ``Need.GRADIENT_SIGN_SUM``.
@@ -210,3 +229,15 @@ class ReducedUpdate:
     def num_clients(self) -> int:
         """The number of clients that entered, n."""
         return len(self.clients)
+
+
+def at_round(given: ByRound, round: int) -> float:
+    """Returns the number of a round, which stays until the next named one; 0 before the first.
+
+    ``{1: 0.1, 50: 0.01}`` is 0.1 up to round 49. It depends on the round alone, so a resumed run goes on with the same.
+    ``expect_number`` with ``by_round`` checks it; if 0 is not allowed, the first number must be that of round 1.
+    """
+    if not isinstance(given, dict):
+        return given
+    named = [first for first in given if first <= round]
+    return given[max(named)] if named else 0.0

@@ -7,16 +7,17 @@ vector, tied parameters appear once, buffers are kept apart (``lightning_fed.cor
 Personal parameters, which stay with their client, come last: the first d weights are shared, the p after them personal.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.dlpack import from_dlpack
 
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["ParameterVector"]
+__all__ = ["ParameterVector", "names_like"]
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
@@ -286,3 +287,19 @@ def _places(parameters: Iterable[Tensor]) -> dict[Tensor, slice]:
         places[p] = slice(offset, offset + p.numel())
         offset += p.numel()
     return places
+
+
+def names_like(names: Sequence[str], patterns: Sequence[str], option: str) -> frozenset[str]:
+    """Returns the names that fit one of the patterns, as ``head.*`` does; ``head`` means all below it.
+
+    Raises:
+        FederatedError: If one of the ``option``'s patterns fits no name, or it is no list.
+    """
+    expect(not isinstance(patterns, str), f"Expected `{option}` to be a list of names, got {patterns!r}.")
+    found: set[str] = set()
+    for pattern in patterns:
+        fitting = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        known = ", ".join(names if len(names) < 8 else (*names[:3], "...", *names[-3:]))
+        expect(fitting, f"Expected trainable parameters for the pattern `{pattern}` in `{option}`, got {known}.")
+        found |= fitting
+    return frozenset(found)

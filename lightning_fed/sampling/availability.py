@@ -66,10 +66,9 @@ class PeriodicAvailability(Availability):
     """
 
     def __init__(self, period: int, share: float = 0.5, spread: float = 1.0) -> None:
-        expect_count("--trainer.participation.availability.period", period)
-        expect_number("--trainer.participation.availability.share", share, above=0, most=1)
-        expect_number("--trainer.participation.availability.spread", spread, least=0, most=1)
-        self.period, self.share, self.spread = period, share, spread
+        self.period = expect_count("--trainer.participation.availability.period", period)
+        self.share = expect_number("--trainer.participation.availability.share", share, above=0, most=1)
+        self.spread = expect_number("--trainer.participation.availability.spread", spread, least=0, most=1)
 
     def available(self, round: int, num_clients: int, seed: int) -> npt.NDArray[np.bool_]:
         """Finds where in its period each client is; phases are drawn once, from the seed."""

@@ -56,19 +56,17 @@ class Stragglers:
         exchange_time: float = 0.0,
     ) -> None:
         option = "--trainer.participation.stragglers"
-        expect_choice(f"{option}.late", late, ("drop", "partial"))
-        expect_number(f"{option}.over_selection", over_selection, least=1)
-        expect_number(f"{option}.spread", spread, least=0, most=10)
-        expect_number(f"{option}.exchange_time", exchange_time, least=0)
-        if deadline is not None:
-            expect_number(f"{option}.deadline", deadline, above=exchange_time)
+        self.late = expect_choice(f"{option}.late", late, ("drop", "partial"))
+        self.over_selection = expect_number(f"{option}.over_selection", over_selection, least=1)
+        self.spread = expect_number(f"{option}.spread", spread, least=0, most=10)
+        self.exchange_time = expect_number(f"{option}.exchange_time", exchange_time, least=0)
+        self.deadline = expect_number(f"{option}.deadline", deadline, above=exchange_time, optional=True)
         given = step_time if isinstance(step_time, list) else [step_time]
         if not all(is_number(each, above=0, most=1e9) for each in given):
             raise FederatedError(
                 f"Expected `{option}.step_time` to be seconds above 0 and at most 1e9, or a list, got {step_time!r}."
             )
-        self.deadline, self.late, self.over_selection = deadline, late, over_selection
-        self.step_time, self.spread, self.exchange_time = step_time, spread, exchange_time
+        self.step_time = step_time
 
     def selected(self, wanted: int) -> int:
         """Returns how many clients to draw to get ``wanted`` updates."""

@@ -77,8 +77,8 @@ class UnequalWork(ClientWork):
                 raise _wrong_range(name, "two integers [LOW, HIGH] from 1 to 1e9", given)
         if lr is not None and not (_is_range(lr) and is_number(lr[0], above=0)):
             raise _wrong_range("lr", "two numbers [LOW, HIGH] above 0 and at most 1e9", lr)
-        expect_number("--trainer.participation.work.share", share, least=0, most=1)
-        self.steps, self.epochs, self.lr, self.share, self.redraw = steps, epochs, lr, share, redraw
+        self.share = expect_number("--trainer.participation.work.share", share, least=0, most=1)
+        self.steps, self.epochs, self.lr, self.redraw = steps, epochs, lr, redraw
         self.changes_rates = lr is not None
 
     def assign(

@@ -9,9 +9,9 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
+from lightning_fed.callbacks.lightning_callbacks import StockCallbacks
 from lightning_fed.callbacks.payload import Payload, payloads_of
 from lightning_fed.callbacks.progress import FederatedProgressBar
-from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import ONCE_A_ROUND, FederatedCallback, is_stock
 from lightning_fed.core.updates import Need
@@ -20,7 +20,7 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["BARS", "INSTEAD", "WORKING", "add_module_callbacks", "order_callbacks"]
 
-# Lightning's own callbacks that work unchanged, some of them called once a round: `callbacks.stock`.
+# Lightning's own callbacks that work unchanged, some of them called once a round: `callbacks.lightning_callbacks`.
 WORKING = (
     "EarlyStopping", "Timer", "LambdaCallback", "ModelSummary", "RichModelSummary", "ModelCheckpoint",
     "OnExceptionCheckpoint", "LearningRateMonitor", "DeviceStatsMonitor", "WeightAveraging", "BasePredictionWriter",

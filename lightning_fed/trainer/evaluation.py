@@ -20,7 +20,7 @@ from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seed_
 from lightning_fed.core.user_code import Held, accepts, batch_transfer, overrides, requires
 from lightning_fed.distributed.logs import gather_logged, logging_alone
 from lightning_fed.engines.trial import without_trace
-from lightning_fed.models.scores import class_scores
+from lightning_fed.models.classifier import class_scores
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 

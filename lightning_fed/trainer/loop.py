@@ -15,8 +15,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks import FederatedCheckpoint
+from lightning_fed.callbacks.lightning_callbacks import StockCallbacks
 from lightning_fed.callbacks.payload import payloads_of
-from lightning_fed.callbacks.stock import StockCallbacks
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.recorder import LoggedMetrics, recording

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerSta
 from lightning.pytorch.utilities import rank_zero_info
 from torch.autograd import set_detect_anomaly
 
-from lightning_fed.callbacks.stock import unfrozen
+from lightning_fed.callbacks.lightning_callbacks import unfrozen
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.client_algorithms.personal import personal_parameters
 from lightning_fed.core.buffers import GlobalBuffers

@@ -30,7 +30,7 @@ class Server:
 
     def __init__(self, aggregator: Aggregator, start: np.ndarray, state: dict[str, Any] | None = None) -> None:
         self.aggregator, self.weights = aggregator, torch.tensor(start)
-        vector = SimpleNamespace(parameters=[self.weights])
+        vector = SimpleNamespace(names=("w",), parameters=[self.weights])
         self.trainer: Any = SimpleNamespace(
             weights=self.weights, vector=vector, seed=0, optimizers=[], callbacks=[], reduce_sum=lambda tensor: tensor
         )

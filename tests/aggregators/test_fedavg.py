@@ -40,7 +40,7 @@ def server_step(
     for i, (delta, size) in enumerate(zip(deltas, sizes, strict=True)):
         client = Client(i, size, 1)
         reducer.add(Update(client, torch.tensor(delta), 1, {}, aggregator.client_weight(client)), average_buffers=False)
-    trainer: Any = SimpleNamespace(weights=weights, vector=SimpleNamespace(parameters=[weights]), seed=0)
+    trainer: Any = SimpleNamespace(weights=weights, vector=SimpleNamespace(names=("w",), parameters=[weights]), seed=0)
     aggregator.step(trainer, module, reducer.reduce(1))
     return weights.numpy()
 

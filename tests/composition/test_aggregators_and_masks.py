@@ -38,7 +38,7 @@ COMBINATIONS = [
     for buffers in BUFFERS
 ]
 AT_ZERO = ["soft at 0", "binary at 0", "samples at 0", "magnitude at 0", "sand at 0"]
-AT_ZERO += ["length at 0", "direction at 0", "values at 0", "delayed at 0"]
+AT_ZERO += ["length at 0", "direction at 0", "values at 0", "delayed at 0", "partial at 0"]
 
 
 def expect_sound(outcome: Outcome, buffers: str) -> None:

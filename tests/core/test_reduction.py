@@ -15,6 +15,14 @@ from lightning_fed.errors import FederatedError
 D = 1000
 
 
+def test_the_former_name_of_the_optimizer_distance_is_the_same_number() -> None:
+    update = Update(Client(0, 5, 1), torch.zeros(2), 3)
+    update.distance = 0.3
+    assert update.optimizer_distance == update.distance == 0.3
+    update.optimizer_distance = 0.0
+    assert not update.took_step
+
+
 class NewStorage(TorchDispatchMode):
     """Counts the bytes of every storage that torch makes, and never forgets one."""
 

@@ -33,7 +33,7 @@ OUT_OF_REACH = {
     "strategies/launchers/multiprocessing.py": "Fabric launches the processes",
     "strategies/deepspeed.py": "Fabric's strategies are used",
     "setter": "a decorator",
-    "accelerator.get_device_stats": "DeviceStatsMonitor gets Lightning's accelerator from `callbacks.stock`",
+    "accelerator.get_device_stats": "DeviceStatsMonitor gets Lightning's from `callbacks.lightning_callbacks`",
     "strategy.zero_stage_3": "only of a DeepSpeedStrategy",
     "strategy.reduce": "behind `_results`, which is refused",
 }

@@ -18,7 +18,7 @@ from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Cohort, Need, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, SANDMask, SignAgreement
+from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, PartialMask, SANDMask, SignAgreement
 from tests.parity import rules_by_hand as by_hand
 from tests.parity.rounds_to_reduce import SHAPES, start_of
 from tests.parity.rules_by_hand import LR, Round
@@ -141,6 +141,7 @@ MASKS: dict[str, tuple[Callable[[], Mask], by_hand.Mask] | None] = {
     "direction": (lambda: MaskControl(SignAgreement(), "direction"), by_hand.sign_agreement("0.4")),
     "values": (lambda: MaskControl(SignAgreement(), "values"), by_hand.sign_agreement("0.4")),
     "delayed": (lambda: DelayedMask(SignAgreement(), 1), by_hand.sign_agreement("0.4")),
+    "partial": (lambda: PartialMask(SignAgreement(), ["head"]), by_hand.sign_agreement("0.4")),
 }  # fmt: skip
 
 GRID = [
@@ -157,7 +158,8 @@ GRID = [
 def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Returns w after each round, and what was logged in the last; calls the hooks in the loop's order."""
     weights, logged = torch.tensor(w), {}
-    vector = SimpleNamespace(parameters=weights.split(rounds[0].tensors))
+    names = (*(f"part {at}" for at in range(len(rounds[0].tensors) - 1)), "head")
+    vector = SimpleNamespace(names=names, parameters=weights.split(rounds[0].tensors))
     trainer: Any = SimpleNamespace(weights=weights, vector=vector, seed=SEED, reduce_sum=lambda tensor: tensor)
     trainer.max_rounds = len(rounds)
     module: Any = SimpleNamespace(log=logged.__setitem__, log_dict=logged.update)
@@ -201,6 +203,9 @@ def masks_of(shape: str, mask: str) -> list[np.ndarray]:
         found = [
             by_hand.shuffled(m, each.tensors, SEED, i) for i, (m, each) in enumerate(zip(found, rounds, strict=True), 1)
         ]
+    if mask == "partial":
+        sizes = [each.tensors[-1] for each in rounds]
+        found = [np.r_[m[:-size], np.ones(size)] for m, size in zip(found, sizes, strict=True)]
     return [np.ones_like(found[0]), *found[1:]] if mask == "delayed" else found
 
 
@@ -220,7 +225,7 @@ def test_three_rounds_agree_with_the_formula(shape: str, rule: str, mask: str, w
     found, logged = train(aggregator, start_of(shape), SHAPES[shape])
     expected = formula(shape, rule, mask, weighting, apply)
     np.testing.assert_allclose(found, expected, rtol=case.rtol, atol=case.rtol / 100)
-    moves = shape != "still" or ("decay" in rule and (mask in ("none", "delayed") or apply == "before"))
+    moves = shape != "still" or ("decay" in rule and (mask in ("none", "delayed", "partial") or apply == "before"))
     assert (abs(found[-1] - start_of(shape)).max() > 1e-3) == moves
     if over is not None:
         assert logged["mask/mean"].item() == pytest.approx(masks_of(shape, mask)[-1].mean(), rel=1e-12)

@@ -46,9 +46,9 @@ class UpdateAgreement(FederatedCallback):
 
     def __init__(self, threshold: float = 0.4, every_n_rounds: int = 1, by_layer: bool = False) -> None:
         name = type(self).__name__
-        expect_number("threshold", threshold, least=0, most=1, of=name)
-        expect_count("every_n_rounds", every_n_rounds, of=name)
-        self.threshold, self.every_n_rounds, self.by_layer = threshold, every_n_rounds, by_layer
+        self.threshold = expect_number("threshold", threshold, least=0, most=1, of=name)
+        self.every_n_rounds = expect_count("every_n_rounds", every_n_rounds, of=name)
+        self.by_layer = by_layer
         self._forget()
 
     def _forget(self) -> None:

@@ -71,11 +71,9 @@ class ClientEvaluation(FederatedCallback):
         tune_epochs: int | None = None,
     ) -> None:
         name = type(self).__name__
-        expect_count("every_n_rounds", every_n_rounds, of=name)
-        expect_choice("data", data, ("train", "val", "test"), of=name)
-        if num_clients is not None:
-            expect_count("num_clients", num_clients, of=name)
-        self.every_n_rounds, self.data, self.num_clients = every_n_rounds, data, num_clients
+        self.every_n_rounds = expect_count("every_n_rounds", every_n_rounds, of=name)
+        self.data = expect_choice("data", data, ("train", "val", "test"), of=name)
+        self.num_clients = expect_count("num_clients", num_clients, of=name, optional=True)
         self.participation = participation
         self._take_models(models, tune_steps, tune_epochs)
 

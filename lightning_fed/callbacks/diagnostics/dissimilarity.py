@@ -43,10 +43,10 @@ class GradientDissimilarity(FederatedCallback):
         over: Literal["cohort", "all"] = "cohort",
     ) -> None:
         name = type(self).__name__
-        expect_count("every_n_rounds", every_n_rounds, of=name)
-        expect_choice("weighting", weighting, ("uniform", "samples"), of=name)
-        expect_choice("over", over, ("cohort", "all"), of=name)
-        self.every_n_rounds, self.weighting, self.client, self.over = every_n_rounds, weighting, client, over
+        self.every_n_rounds = expect_count("every_n_rounds", every_n_rounds, of=name)
+        self.weighting = expect_choice("weighting", weighting, ("uniform", "samples"), of=name)
+        self.over = expect_choice("over", over, ("cohort", "all"), of=name)
+        self.client = client
         self._found: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

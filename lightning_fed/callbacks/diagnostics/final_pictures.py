@@ -43,8 +43,7 @@ class FinalPictures(FederatedCallback):
     """
 
     def __init__(self, num_samples: int = 20) -> None:
-        expect_count("num_samples", num_samples, of=type(self).__name__)
-        self.num_samples = num_samples
+        self.num_samples = expect_count("num_samples", num_samples, of=type(self).__name__)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Tries one batch, so that a module that is no classifier is refused before training."""

@@ -38,8 +38,8 @@ class UpdateGeometry(FederatedCallback):
     stacks = True
 
     def __init__(self, every_n_rounds: int = 1, by_client: bool = False) -> None:
-        expect_count("every_n_rounds", every_n_rounds, of=type(self).__name__)
-        self.every_n_rounds, self.by_client = every_n_rounds, by_client
+        self.every_n_rounds = expect_count("every_n_rounds", every_n_rounds, of=type(self).__name__)
+        self.by_client = by_client
         self._table: RoundTable | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

@@ -58,9 +58,8 @@ class FedLC(_ByCounts):
     """
 
     def __init__(self, tau: float = 1.0, absent: float = 0.0) -> None:
-        expect_number("--client.tau", tau, least=0, of="FedLC")
-        expect_number("--client.absent", absent, least=0, of="FedLC")
-        self.tau, self.absent = tau, absent
+        self.tau = expect_number("--client.tau", tau, least=0, of="FedLC")
+        self.absent = expect_number("--client.absent", absent, least=0, of="FedLC")
 
     @property
     def active(self) -> bool:
@@ -84,9 +83,8 @@ class LogitAdjustment(_ByCounts):
     """
 
     def __init__(self, tau: float = 1.0, absent: float = 0.0) -> None:
-        expect_number("--client.tau", tau, least=0, of="LogitAdjustment")
-        expect_number("--client.absent", absent, least=0, of="LogitAdjustment")
-        self.tau, self.absent = tau, absent
+        self.tau = expect_number("--client.tau", tau, least=0, of="LogitAdjustment")
+        self.absent = expect_number("--client.absent", absent, least=0, of="LogitAdjustment")
 
     @property
     def active(self) -> bool:
@@ -107,8 +105,7 @@ class FedRS(_ByCounts):
     """
 
     def __init__(self, alpha: float = 0.5) -> None:
-        expect_number("--client.alpha", alpha, least=0, most=1, of="FedRS")
-        self.alpha = alpha
+        self.alpha = expect_number("--client.alpha", alpha, least=0, most=1, of="FedRS")
 
     @property
     def active(self) -> bool:

@@ -29,9 +29,9 @@ class MOON(LossAlgorithm):
     stacks = True
 
     def __init__(self, mu: float = 1.0, temperature: float = 0.5, layer: str | None = None) -> None:
-        expect_number("--client.mu", mu, least=0, of="MOON")
-        expect_number("--client.temperature", temperature, above=0, of="MOON")
-        self.mu, self.temperature, self.layer = mu, temperature, layer
+        self.mu = expect_number("--client.mu", mu, least=0, of="MOON")
+        self.temperature = expect_number("--client.temperature", temperature, above=0, of="MOON")
+        self.layer = layer
 
     @property
     def active(self) -> bool:
@@ -79,9 +79,8 @@ class FedNTD(LossAlgorithm):
     stacks = True
 
     def __init__(self, beta: float = 1.0, temperature: float = 1.0) -> None:
-        expect_number("--client.beta", beta, least=0, of="FedNTD")
-        expect_number("--client.temperature", temperature, above=0, of="FedNTD")
-        self.beta, self.temperature = beta, temperature
+        self.beta = expect_number("--client.beta", beta, least=0, of="FedNTD")
+        self.temperature = expect_number("--client.temperature", temperature, above=0, of="FedNTD")
 
     @property
     def active(self) -> bool:

@@ -34,9 +34,9 @@ class FedIIR(LossAlgorithm):
     stacks = True
 
     def __init__(self, gamma: float = 1e-3, ema: float = 0.95, layer: str | None = None) -> None:
-        expect_number("--client.gamma", gamma, least=0, of="FedIIR")
-        expect_number("--client.ema", ema, least=0, below=1, of="FedIIR")
-        self.gamma, self.ema, self.layer = gamma, ema, layer
+        self.gamma = expect_number("--client.gamma", gamma, least=0, of="FedIIR")
+        self.ema = expect_number("--client.ema", ema, least=0, below=1, of="FedIIR")
+        self.layer = layer
         self.mean: Tensor | None = None
         self._round: int | None = None
 

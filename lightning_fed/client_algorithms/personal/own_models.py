@@ -103,10 +103,9 @@ class PFedMe(_OwnModel):
     replaces_gradient = True
 
     def __init__(self, lam: float = 15.0, inner_steps: int = 5, inner_lr: float = 0.05) -> None:
-        expect_number("--client.lam", lam, above=0, of="PFedMe")
-        expect_count("--client.inner_steps", inner_steps, of="PFedMe")
-        expect_number("--client.inner_lr", inner_lr, above=0, of="PFedMe")
-        self.lam, self.inner_steps, self.inner_lr = lam, inner_steps, inner_lr
+        self.lam = expect_number("--client.lam", lam, above=0, of="PFedMe")
+        self.inner_steps = expect_count("--client.inner_steps", inner_steps, of="PFedMe")
+        self.inner_lr = expect_number("--client.inner_lr", inner_lr, above=0, of="PFedMe")
         self.takes_second_gradient = inner_steps > 1
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
@@ -199,8 +198,7 @@ class Ditto(_OwnSteps):
     """
 
     def __init__(self, lam: float = 0.1) -> None:
-        expect_number("--client.lam", lam, least=0, of="Ditto")
-        self.lam = lam
+        self.lam = expect_number("--client.lam", lam, least=0, of="Ditto")
 
     def own_gradient(self, trainer: TrainerLike, own: Tensor, out: Tensor) -> None:
         trainer.gradient_at(own, out)
@@ -223,9 +221,8 @@ class APFL(_OwnSteps):
     """
 
     def __init__(self, alpha: float = 0.5, adaptive: bool = False) -> None:
-        expect_number("--client.alpha", alpha, least=0, most=1, of="APFL")
-        expect_choice("--client.adaptive", adaptive, (True, False), of="APFL")
-        self.alpha, self.adaptive = alpha, adaptive
+        self.alpha = expect_number("--client.alpha", alpha, least=0, most=1, of="APFL")
+        self.adaptive = expect_choice("--client.adaptive", adaptive, (True, False), of="APFL")
 
     def _share(self, trainer: TrainerLike, client: int) -> Tensor:
         """Fetches a client's α."""

@@ -150,9 +150,8 @@ class LGFedAvg(PersonalParameters):
     """
 
     def __init__(self, last: int = 1) -> None:
-        expect_count("--client.last", last, of="LGFedAvg")
         super().__init__()
-        self.last = last
+        self.last = expect_count("--client.last", last, of="LGFedAvg")
 
     def _find(self, module: nn.Module, known: frozenset[int]) -> Iterator[tuple[str, set[int]]]:
         layers = _layers(module, known)

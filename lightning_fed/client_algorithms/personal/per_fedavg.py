@@ -36,10 +36,9 @@ class PerFedAvg(ClientAlgorithm):
         form: Literal["first_order", "hessian_free"] = "first_order",
         delta: float = 0.001,
     ) -> None:
-        expect_number("--client.alpha", alpha, least=0, of="PerFedAvg")
-        expect_choice("--client.form", form, ("first_order", "hessian_free"), of="PerFedAvg")
-        expect_number("--client.delta", delta, above=0, of="PerFedAvg")
-        self.alpha, self.form, self.delta = alpha, form, delta
+        self.alpha = expect_number("--client.alpha", alpha, least=0, of="PerFedAvg")
+        self.form = expect_choice("--client.form", form, ("first_order", "hessian_free"), of="PerFedAvg")
+        self.delta = expect_number("--client.delta", delta, above=0, of="PerFedAvg")
 
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         vector, hessian_free = trainer.vector, self.form == "hessian_free"
