@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["ClientAlgorithm"]
 
@@ -16,8 +16,9 @@ class ClientAlgorithm(FederatedCallback):
     """Does nothing: plain local training with the module's own optimizer.
 
     Subclasses shift the start in ``on_client_start``, replace the gradient, scale it or add to it in
-    ``on_before_optimizer_step`` (the order is replace, scale, add, clip, step), read the result in ``on_client_end``
-    and write what the client keeps in ``on_client_entered``. At hand, each of shape (d,):
+    ``on_before_optimizer_step`` (the order is replace, scale, add, clip, step), read the result in ``on_client_end``,
+    where ``update.send`` sends more than δ_i, and write what the client keeps in ``on_client_entered``. At hand, each
+    of shape (d,):
 
     - ``trainer.vector.data``: the live weights; ``trainer.vector.add_to_gradient(term)`` adds to their gradient, and
       ``scale_gradient(factor)`` scales it before, if the class says ``scales_gradient = True``
@@ -43,7 +44,6 @@ class ClientAlgorithm(FederatedCallback):
             only one algorithm can.
         server_half: The aggregator that it goes with alone, None if it goes with any.
         vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
-        vectors_up: The same for those that it sends.
         sends_gradient: Whether a client sends its gradient at w too, unless an exchange has it.
         lanes: Set while several clients train at once: their largest number, and whose vectors ``scratch`` returns.
     """
@@ -57,7 +57,6 @@ class ClientAlgorithm(FederatedCallback):
     has_own_model: bool = False
     server_half: type[Aggregator] | None = None
     vectors_down: int = 0
-    vectors_up: int = 0
     sends_gradient: bool = False
     lanes: tuple[int, int | slice] | None = None
 
@@ -72,6 +71,11 @@ class ClientAlgorithm(FederatedCallback):
         It refuses optimizers that maximise, and a line search by a loss without the term added to the gradient.
         """
         optimizer, name = trainer.optimizers[0], type(self).__name__
+        expect(
+            not getattr(self, "vectors_up", 0),
+            f"Expected {name} to send what is its own by `update.send` in `on_client_end`, which counts the bytes, got "
+            "`vectors_up`: leave it out.",
+        )
         if any(group.get("maximize") for group in optimizer.param_groups):
             raise FederatedError(
                 f"Expected an optimizer that minimises for {name}, got {type(optimizer).__name__} with maximize=True: "

@@ -12,7 +12,7 @@ Order within ``fit``::
             for each local step
                 on_local_step_start     may move the weights
                 on_before_optimizer_step  may replace the gradient, then scale it, then add to it (then clipping, step)
-            on_client_end               may edit the update in place
+            on_client_end               may edit the update in place, and send more (``update.send``)
             on_client_entered           the update is part of the round; client state is written here
         on_before_server_step
         on_round_end                    then the aggregator steps the global model
@@ -198,7 +198,7 @@ class FederatedCallback(Callback):
         """Called before each local optimizer step (0-based within the client and round); may move the weights."""
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Called when a client has trained; may edit ``update.delta`` in place."""
+        """Called when a client has trained; may edit ``update.delta`` in place, and send more by ``update.send``."""
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Called when a client's update is part of the round; never for one that diverged or took no step.

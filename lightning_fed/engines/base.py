@@ -248,6 +248,7 @@ class Engine(ABC):
         for hook in self.client_end_hooks:
             hook(update)
         beside = [vector for each in self.algorithms for vector in each.own_vectors(self.hooks.trainer)]
+        beside += update.sums.values()
         # An edit may have gone wrong, and so may what the client has trained beside the live weights.
         if (self.client_end_hooks or beside) and self.divergence.found(client, update.delta, *beside):
             return
@@ -257,7 +258,7 @@ class Engine(ABC):
         for hook in self.client_entered_hooks:
             hook(update)
         self.max_steps = max(self.max_steps, update.num_steps, state.optimizer_steps)
-        self.bytes_up += update.bytes_up
+        self.bytes_up += update.bytes_up + update.numbers_beside * state.vector.data.element_size()
         self.at_work = ()
 
     def _take_gradient(self, update: Update) -> bool:

@@ -580,6 +580,19 @@ def grid(cases: list[tuple[str, str, str]]) -> dict[str, Case]:
     return {" | ".join(case): partial(compose, client=case[0], rule=case[1], mask=case[2]) for case in cases}
 
 
+class Sends(FederatedCallback):
+    """Every client sends one thing besides, one client alone another; the model gets both."""
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        update.send("squares", update.delta.square(), update.weight)
+        if update.client.id == 3:
+            update.send("three", update.delta.norm())
+
+    def on_round_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        trainer.weights.add_(update.sums["squares"] * 0.01 + update.sums.get("three", 0.0) * 0.01)
+        pl_module.log("sent", float(len(update.sums)))
+
+
 CASES: dict[str, Case] = {
     **grid(PARITY),
     "held out": held_out,
@@ -621,6 +634,7 @@ CASES: dict[str, Case] = {
     "clipped": lambda devices, _: fit(devices, ClipUpdates(0.01)),
     "payloads at their limits": lambda devices, _: fit(devices, ClipUpdates(0.01), TopK(None), Noise(0.0)),
     "payloads": lambda devices, _: fit(devices, ClipUpdates(0.01), TopK(3), Noise(0.5)),
+    "sums": lambda devices, _: fit(devices, Sends()),
     "updates": lambda devices, _: fit(devices, UpdateAgreement(by_layer=True), UpdateGeometry()),
     "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),
     "diverged": lambda devices, _: fit(devices, FedGA(0.5), net=start(Diverging), max_diverged=0.5),

@@ -158,7 +158,7 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
     """Returns w after each round, and what was logged in the last; calls the hooks in the loop's order."""
     weights, logged = torch.tensor(w), {}
     vector = SimpleNamespace(parameters=weights.split(rounds[0].tensors))
-    trainer: Any = SimpleNamespace(weights=weights, vector=vector, seed=SEED, reduce_sum=lambda tensor: tensor)
+    trainer: Any = SimpleNamespace(weights=weights, vector=vector, seed=SEED)
     trainer.max_rounds = len(rounds)
     module: Any = SimpleNamespace(log=logged.__setitem__, log_dict=logged.update)
     reducer = RoundReducer(weights, aggregator.all_needs, rounds[0].registered)
