@@ -1,13 +1,13 @@
 """The base of client algorithms: callbacks that change local training."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
-from lightning_fed.errors import FederatedError, expect
+from lightning_fed.errors import FederatedError
 
 __all__ = ["ClientAlgorithm"]
 
@@ -45,7 +45,6 @@ class ClientAlgorithm(FederatedCallback):
         server_half: The aggregator that it goes with alone, None if it goes with any.
         vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
         sends_gradient: Whether a client sends its gradient at w too, unless an exchange has it.
-        lanes: Set while several clients train at once: their largest number, and whose vectors ``scratch`` returns.
     """
 
     adds_to_gradient = True
@@ -58,7 +57,6 @@ class ClientAlgorithm(FederatedCallback):
     server_half: type[Aggregator] | None = None
     vectors_down: int = 0
     sends_gradient: bool = False
-    lanes: tuple[int, int | slice] | None = None
 
     @property
     def pull(self) -> float:
@@ -71,11 +69,6 @@ class ClientAlgorithm(FederatedCallback):
         It refuses optimizers that maximise, and a line search by a loss without the term added to the gradient.
         """
         optimizer, name = trainer.optimizers[0], type(self).__name__
-        expect(
-            not getattr(self, "vectors_up", 0),
-            f"Expected {name} to send what is its own by `update.send` in `on_client_end`, which counts the bytes, got "
-            "`vectors_up`: leave it out.",
-        )
         if any(group.get("maximize") for group in optimizer.param_groups):
             raise FederatedError(
                 f"Expected an optimizer that minimises for {name}, got {type(optimizer).__name__} with maximize=True: "
@@ -108,24 +101,3 @@ class ClientAlgorithm(FederatedCallback):
             if other is not self and getattr(other, "adds_linear_term", False):
                 both = f"{type(self).__name__} without {type(other).__name__}"
                 raise FederatedError(f"Expected {both}, {why}: leave one out of `--client`.")
-
-    def scratch(self, name: str, like: Tensor) -> Tensor:
-        """Returns a working vector, made once and reused by every client.
-
-        While several clients train at once, each has a vector of its own, a row of a matrix.
-
-        Args:
-            name: Its name within the algorithm.
-            like: Tensor of shape (d,), or (m, d) where a hook is called for m clients; gives dtype and device.
-
-        Returns:
-            The vector, or those of the m clients, as last written; zeros at first.
-        """
-        vectors: dict[str, Tensor] = self.__dict__.setdefault("_vectors", {})
-        kept, shape = vectors.get(name), like.shape if self.lanes is None else (self.lanes[0], like.shape[-1])
-        if kept is None or kept.shape != shape or kept.dtype != like.dtype or kept.device != like.device:
-            kept = vectors[name] = like.new_zeros(shape)
-        return kept if self.lanes is None else kept[self.lanes[1]]
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self.__dict__.pop("_vectors", None)

@@ -74,6 +74,8 @@ class Update:
         sums: What the client sends besides δ_i, by name; see ``send``.
         factors: What each of them is multiplied by in its sum, 1 if it is not named.
         implied: The names of those that the server could compute from what is sent anyway: they take no bytes.
+        coded_by: The payload that has made it shorter.
+        bounded: δ_i and its version when a payload bounded its length last.
     """
 
     client: Client
@@ -88,6 +90,8 @@ class Update:
     sums: dict[str, Tensor] = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
     implied: set[str] = field(default_factory=set)
+    coded_by: str = ""
+    bounded: tuple[Tensor, int] | None = None
 
     def send(self, name: str, value: Tensor, factor: float = 1.0, implied: bool = False) -> None:
         """Sends a tensor besides δ_i, in ``on_client_end``: the server gets Σ_i ``factor`` ``value`` over the clients.

@@ -63,6 +63,7 @@ class RoundLoop:
         self.module, self.log, self.stop = trainer.lightning_module, log, stop
         few = max(2, trainer.aggregator.min_clients)
         self.cohort_size = min(trainer.cohort_size, few) if self.options.fast_dev_run else trainer.cohort_size
+        self.noisy = any(payload.adds_noise for payload in payloads_of(trainer.callbacks))
         self.cohorts = self._make_draw()
         self.cohorts.expect_anybody(self.options.max_rounds)
         self.agreed: int | None = None  # the signal after which all processes stop
@@ -122,11 +123,16 @@ class RoundLoop:
             self._call("on_round_start", cohort, module=False)
             rates = self._learning_rates()
             self._note(LoggedMetrics(rates, rates, {}))
+            if self.noisy:
+                self._note(self.recorder.compute())
             update = self.engine.train(cohort)
+            if self.noisy:  # what clients log goes out without noise: it is left out of the row
+                self.recorder.series = {}
+                self.recorder.reset_metrics()
             self.state.steps_before_round += self.engine.max_steps
             trained = time.perf_counter() - started
             self._seed(at=2)
-            if update.num_clients:
+            if update.num_clients or self.noisy:
                 self._step_server(update)
             elif cohort.clients and not self.engine.divergence.clients and self.options.participation.work is None:
                 self._expect_training()
@@ -178,16 +184,19 @@ class RoundLoop:
         return CohortDraw(
             trainer.seed, sizes, local_steps(source, options, sizes),
             local_steps(source, replace(options, local_epochs=1, local_steps=None), sizes),
-            trainer.aggregator.min_clients, trainer.sampler, parts.availability, parts.stragglers, parts.work,
+            0 if self.noisy else max(trainer.aggregator.min_clients, 1),
+            trainer.sampler, parts.availability, parts.stragglers, parts.work,
         )  # fmt: skip
 
     @torch.no_grad()
     def _step_server(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
         for payload in reversed(payloads_of(trainer.callbacks)):
-            payload.decode(trainer, self.module, update)
+            payload.watched(payload.decode, trainer, self.module, update)
         self._call("on_before_server_step", update, module=False)
-        if not update.weights.any():
+        if self.noisy:  # whoever took part, or one would see that nobody did
+            self._step_weights(update)
+        elif not update.weights.any():
             why = f"its {update.num_clients} clients have weight 0 in {type(trainer.aggregator).__name__}"
             rank_zero_warn(f"Round {trainer.round} leaves the model as it is: {why}.")
         elif self.cohorts.suffices(trainer.round, update.num_clients):
