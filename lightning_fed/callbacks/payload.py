@@ -33,7 +33,7 @@ class Payload(FederatedCallback):
         adds_noise: Whether it adds noise. Payloads that bound lengths must come before it. The rule may read only the
             mean update, because noise would spoil votes and single updates or not reach them; all else that leaves a
             client is refused or left out of the row. A round without clients steps too.
-        covers: Names of the ``Update.sums`` to which it adds noise; others are refused beside noise.
+        covers: Names of the ``Update.sums`` to which it adds noise too, by bounds of their own; others are refused.
         assumes_sampler: The class of sampler that its accountant assumes; None for any.
     """
 
@@ -80,16 +80,14 @@ class Payload(FederatedCallback):
         packed = self.encode(trainer, pl_module, update)
         if packed is None:
             return False
-        parts = {
-            name: part if isinstance(part, tuple) else (part, 8 * part.element_size()) for name, part in packed.items()
-        }
-        for name, (values, bits) in parts.items():
-            fits = bits == 8 * values.element_size() or not (
-                values.is_floating_point() or (values.long() >> bits).any()
-            )
+        update.bytes_up, sent = 0, dict[str, Tensor]()
+        for name, part in packed.items():
+            values, bits = part if isinstance(part, tuple) else (part, 8 * part.element_size())
+            fits = bits == 8 * values.element_size()
+            fits = fits or not (values.is_floating_point() or (values.long() >> bits).any())
             expect(fits, f"Expected {name!r} of {type(self).__name__} to be integers of {bits} bits, as it says.")
-        update.bytes_up = sum(-(-values.numel() * bits // 8) for values, bits in parts.values())
-        sent = {name: values for name, (values, _) in parts.items()}
+            update.bytes_up += -(-values.numel() * bits // 8)
+            sent[name] = values
         update.delta.copy_(self.unpack(trainer, pl_module, update.client, sent))
         return True
 
@@ -133,6 +131,10 @@ def expect_noise_holds(update: Update, noisy: Sequence[Payload]) -> None:
         f"Expected an update to stay as it is after the bound for which {name} adds noise, got an edit by a payload or "
         "an `on_client_end` that comes later: put it before the bound in `--trainer.callbacks`.",
     )
+    weighs = (
+        f"Expected clients to weigh 1 each beside {name}, got {update.weight:g}: change `client_weight` of the rule."
+    )
+    expect(update.weight == 1, weighs)
     bare = sorted(set(update.sums).difference(*(payload.covers for payload in noisy)))
     expect(
         not bare,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["ClientAlgorithm"]
 
@@ -69,6 +69,8 @@ class ClientAlgorithm(FederatedCallback):
         It refuses optimizers that maximise, and a line search by a loss without the term added to the gradient.
         """
         optimizer, name = trainer.optimizers[0], type(self).__name__
+        counts = not getattr(self, "vectors_up", 0)
+        expect(counts, f"Expected {name} to send vectors by `update.send`, which counts them, got `vectors_up`.")
         if any(group.get("maximize") for group in optimizer.param_groups):
             raise FederatedError(
                 f"Expected an optimizer that minimises for {name}, got {type(optimizer).__name__} with maximize=True: "

@@ -128,6 +128,19 @@ def test_sums_without_noise_are_refused(tmp_path: Path, callbacks: Any, name: st
         trainer.fit(built(Classifier), federated_data(12, 10))
 
 
+@pytest.mark.parametrize("where", ["rule", "hook"])
+def test_weights_of_a_rules_own_are_refused(tmp_path: Path, where: str) -> None:
+    class Favours(FedAvg):
+        def client_weight(self, client: Any) -> float:
+            return 1.0 + client.id * (where == "rule")
+
+        def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+            update.weight += update.client.id * (where == "hook")
+
+    with pytest.raises(FederatedError, match="Expected clients to weigh 1 each beside Noise, got 2"):
+        fit(tmp_path, Favours(**UNIFORM), ClipUpdates(0.1), Noise(0.0))
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("last", [Tenfold("in place"), Tenfold("anew"), RandomK(3), TopK(2)], ids=str)
 def test_edits_after_the_bound_are_refused(tmp_path: Path, last: Any, engine: str) -> None:
