@@ -31,7 +31,8 @@ class RandomK(Payload):
         self.k = k
 
     def places(self, trainer: Any, client: Any) -> Tensor:
-        return torch.randperm(len(trainer.weights), generator=self.stream(trainer, client))[: self.k]
+        stream = self.stream(trainer, client)
+        return torch.randperm(len(trainer.weights), generator=stream, device=stream.device)[: self.k]
 
     def encode(self, trainer: Any, pl_module: Any, update: Any) -> Any:
         kept = torch.zeros_like(update.delta)
@@ -59,7 +60,7 @@ class Noise(Payload):
 
     def decode(self, trainer: Any, pl_module: Any, update: Any) -> None:
         for value in (update.mean, *(update.sums[name] for name in self.covers)):
-            noise = torch.randn(value.shape, generator=self.stream(trainer)).to(value)
+            noise = torch.randn(value.shape, generator=self.stream(trainer), device=value.device)
             value.add_(noise, alpha=self.sigma / trainer.cohort_size)
 
 
