@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import StatefulAggregator
 from lightning_fed.core.hooks import TrainerLike
-from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
+from lightning_fed.core.updates import ReducedUpdate, Update
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.geometry import wide_dtype
 from lightning_fed.functional.server import fedexp_factor
@@ -45,16 +45,13 @@ class FedExP(StatefulAggregator):
         self.epsilon = expect_number("--aggregator.epsilon", epsilon, least=0)
         self.evaluate = expect_choice("--aggregator.evaluate", evaluate, ("mean_of_two", "last"))
 
-    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        self._squares = trainer.weights.new_zeros((), dtype=wide_dtype(trainer.weights))
-
-    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        length = torch.linalg.vector_norm(update.delta, dtype=self._squares.dtype)
-        self._squares.add_(length.square(), alpha=update.weight)
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        """Sends ‖δ_i‖², of the update as it reaches the server: aggregators are called last."""
+        length = torch.linalg.vector_norm(update.delta, dtype=wide_dtype(update.delta))
+        update.send("FedExP", length.square(), update.weight)
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        total = sum(self.client_weight(client) for client in update.clients)
-        self._squares = trainer.reduce_sum(self._squares) / total
+        self._squares = update.sums["FedExP"] / sum(self.client_weight(client) for client in update.clients)
         if self.evaluate == "mean_of_two":
             self.vectors["former"] = trainer.weights.clone()
         super().step(trainer, pl_module, update)

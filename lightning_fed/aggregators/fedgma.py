@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import TrainerLike
-from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
+from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.masks import gradient_and_mask
 
@@ -55,34 +55,26 @@ class FedGMA(Aggregator):
         self.gradient_at = expect_choice("--aggregator.gradient_at", gradient_at, ("start", "last_step", "end"))
         self.p_means: Literal["formula", "prose"] = expect_choice("--aggregator.p_means", p_means, ("formula", "prose"))
         self.needs = Need.MEAN | Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM
-        self._votes: Tensor | None = None
         self._agreed: Tensor | None = None
 
     def client_weight(self, client: Client) -> float:
         return 1 / client.num_samples if self.weighting == "inverse" else super().client_weight(client)
 
-    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        self._votes = None
-
-    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Counts votes for ``prose``: in the sum of signs, two opposed gradients look like two of zero."""
         if self.p_means == "prose" and update.gradient is not None:
-            if self._votes is None:
-                self._votes = torch.zeros_like(update.gradient)
-            self._votes.add_(update.gradient != 0)
+            update.send("FedGMA", (update.gradient != 0).to(update.gradient), implied=True)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
         """Returns Δ - (η_s / η_g) M ⊙ Σ p_i g_i, shape (d,): η_g scales only Δ."""
-        mask = gradient_and_mask(update.gradient_sign_sum, update.num_clients, self.p, self.p_means, self._votes)
+        votes = update.sums.get("FedGMA")
+        mask = gradient_and_mask(update.gradient_sign_sum, update.num_clients, self.p, self.p_means, votes)
         self._agreed = mask.mean()
         if self.server_lr == 0:
             return update.mean
         return torch.sub(update.mean, mask * update.gradient_mean, alpha=self.server_lr / self.lr_at(update.round))
 
     def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        if self.p_means == "prose":
-            none = torch.zeros_like(trainer.weights)  # a process without a client has counted nothing
-            self._votes = trainer.reduce_sum(none if self._votes is None else self._votes)
         super().step(trainer, pl_module, update)
         if self._agreed is not None:
             pl_module.log("fedgma/agreed", self._agreed)

@@ -1,13 +1,13 @@
 """The base of client algorithms: callbacks that change local training."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["ClientAlgorithm"]
 
@@ -16,8 +16,9 @@ class ClientAlgorithm(FederatedCallback):
     """Does nothing: plain local training with the module's own optimizer.
 
     Subclasses shift the start in ``on_client_start``, replace the gradient, scale it or add to it in
-    ``on_before_optimizer_step`` (the order is replace, scale, add, clip, step), read the result in ``on_client_end``
-    and write what the client keeps in ``on_client_entered``. At hand, each of shape (d,):
+    ``on_before_optimizer_step`` (the order is replace, scale, add, clip, step), read the result in ``on_client_end``,
+    where ``update.send`` sends more than δ_i, and write what the client keeps in ``on_client_entered``. At hand, each
+    of shape (d,):
 
     - ``trainer.vector.data``: the live weights; ``trainer.vector.add_to_gradient(term)`` adds to their gradient, and
       ``scale_gradient(factor)`` scales it before, if the class says ``scales_gradient = True``
@@ -43,9 +44,7 @@ class ClientAlgorithm(FederatedCallback):
             only one algorithm can.
         server_half: The aggregator that it goes with alone, None if it goes with any.
         vectors_down: Vectors of length d that a client gets in a round besides the model and the exchange's.
-        vectors_up: The same for those that it sends.
         sends_gradient: Whether a client sends its gradient at w too, unless an exchange has it.
-        lanes: Set while several clients train at once: their largest number, and whose vectors ``scratch`` returns.
     """
 
     adds_to_gradient = True
@@ -57,9 +56,7 @@ class ClientAlgorithm(FederatedCallback):
     has_own_model: bool = False
     server_half: type[Aggregator] | None = None
     vectors_down: int = 0
-    vectors_up: int = 0
     sends_gradient: bool = False
-    lanes: tuple[int, int | slice] | None = None
 
     @property
     def pull(self) -> float:
@@ -72,6 +69,8 @@ class ClientAlgorithm(FederatedCallback):
         It refuses optimizers that maximise, and a line search by a loss without the term added to the gradient.
         """
         optimizer, name = trainer.optimizers[0], type(self).__name__
+        counts = not getattr(self, "vectors_up", 0)
+        expect(counts, f"Expected {name} to send vectors by `update.send`, which counts them, got `vectors_up`.")
         if any(group.get("maximize") for group in optimizer.param_groups):
             raise FederatedError(
                 f"Expected an optimizer that minimises for {name}, got {type(optimizer).__name__} with maximize=True: "
@@ -104,24 +103,3 @@ class ClientAlgorithm(FederatedCallback):
             if other is not self and getattr(other, "adds_linear_term", False):
                 both = f"{type(self).__name__} without {type(other).__name__}"
                 raise FederatedError(f"Expected {both}, {why}: leave one out of `--client`.")
-
-    def scratch(self, name: str, like: Tensor) -> Tensor:
-        """Returns a working vector, made once and reused by every client.
-
-        While several clients train at once, each has a vector of its own, a row of a matrix.
-
-        Args:
-            name: Its name within the algorithm.
-            like: Tensor of shape (d,), or (m, d) where a hook is called for m clients; gives dtype and device.
-
-        Returns:
-            The vector, or those of the m clients, as last written; zeros at first.
-        """
-        vectors: dict[str, Tensor] = self.__dict__.setdefault("_vectors", {})
-        kept, shape = vectors.get(name), like.shape if self.lanes is None else (self.lanes[0], like.shape[-1])
-        if kept is None or kept.shape != shape or kept.dtype != like.dtype or kept.device != like.device:
-            kept = vectors[name] = like.new_zeros(shape)
-        return kept if self.lanes is None else kept[self.lanes[1]]
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self.__dict__.pop("_vectors", None)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
-from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
 from lightning_fed.errors import expect_number
 from lightning_fed.functional.fednova import optimizer_distance
@@ -38,11 +37,10 @@ class MomentumAlgorithm(ClientAlgorithm, ABC):
         if self.momentum is None:
             self.momentum = torch.zeros_like(trainer.weights)
         self.momentum = self.momentum.to(trainer.weights)
-        self._sum = LongSum(torch.zeros_like(self.momentum))
 
     @abstractmethod
-    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Adds what the next m is made of to ``_sum``, weighted."""
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        """Sends what the next m is made of, weighted, under the name of the class."""
 
     def mix(self, trainer: TrainerLike, own: float, common: float) -> None:
         """Replaces the gradient g by own * g + common * m; nothing is done where the gradient's share is 1."""
@@ -52,8 +50,8 @@ class MomentumAlgorithm(ClientAlgorithm, ABC):
             trainer.vector.add_to_gradient(self.momentum, alpha=common)
 
     def mean(self, trainer: TrainerLike, update: ReducedUpdate) -> Tensor:
-        """Returns what was added to ``_sum`` over the weights of the clients of all processes."""
-        return trainer.reduce_sum(self._sum.close()).div_(sum(map(trainer.update_weight, update.clients)))
+        """Returns what clients sent over their weights."""
+        return update.sums[type(self).__name__] / sum(map(trainer.update_weight, update.clients))
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.momentum is None else {"momentum": self.momentum.clone()}
@@ -91,10 +89,11 @@ class FedCM(MomentumAlgorithm):
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         self.mix(trainer, self.alpha, 1 - self.alpha)
 
-    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Adds -δ_i / a_i, weighted: what local steps moved, whatever others have made of the update since."""
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        """Sends -δ_i / a_i, weighted: what local steps moved, whatever others make of the update."""
         moved = difference(trainer.vector.data, trainer.origin, self.scratch("moved", trainer.weights))
-        self._sum.add(moved, -trainer.update_weight(update.client) / update.optimizer_distance)
+        share = -trainer.update_weight(update.client) / update.optimizer_distance
+        update.send(type(self).__name__, moved, share, implied=True)
 
     def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Makes of the round's steps the next m, unless the round leaves the model as it is."""

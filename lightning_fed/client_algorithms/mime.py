@@ -34,9 +34,10 @@ class MimeLite(MomentumAlgorithm):
     def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
         self.mix(trainer, 1 - self.beta, self.beta)
 
-    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        if self.beta:
-            self._sum.add(trainer.start_gradients.gradient, trainer.update_weight(update.client))
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        if self.beta:  # the gradient is counted as such, as others may need it too
+            gradient, weight = trainer.start_gradients.gradient, trainer.update_weight(update.client)
+            update.send(type(self).__name__, gradient, weight, implied=True)
 
     def on_round_end(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         """Moves m by the mean of the round's gradients, unless the round leaves the model as it is."""

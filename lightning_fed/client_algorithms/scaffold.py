@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
-from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.updates import Client, ReducedUpdate, StartGradient, Update
 from lightning_fed.errors import expect_choice
 from lightning_fed.functional.fednova import optimizer_distance
@@ -50,7 +49,7 @@ class SCAFFOLD(_Corrected):
         control: c, shape (d,), None before the first round.
     """
 
-    vectors_down = vectors_up = 1
+    vectors_down = 1
 
     def __init__(self, option: Literal["I", "II"] = "II") -> None:
         self.option = expect_choice("--client.option", option, ("I", "II"), of="SCAFFOLD")
@@ -78,7 +77,6 @@ class SCAFFOLD(_Corrected):
         if self.control is None:
             self.control = torch.zeros_like(trainer.weights)
         self.control = self.control.to(trainer.weights)
-        self._change = LongSum(torch.zeros_like(self.control))
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
         assert self.control is not None
@@ -86,7 +84,8 @@ class SCAFFOLD(_Corrected):
         trainer.client_states.recall("SCAFFOLD", client.id, own)
         torch.sub(self.control, own, out=self.scratch("correction", own))
 
-    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        """Sends q_i (c_i⁺ - c_i)."""
         own, correction = self.scratch("own", trainer.weights), self.scratch("correction", trainer.weights)
         new = self.scratch("new", own)
         if self.option == "I":
@@ -94,13 +93,15 @@ class SCAFFOLD(_Corrected):
         else:  # the local steps' own change: other callbacks may have changed the update
             moved = difference(trainer.vector.data, trainer.origin, new)
             control_variate(correction, moved, update.optimizer_distance, new)
-        trainer.client_states.store("SCAFFOLD", update.client.id, new)
-        share = trainer.update_weight(update.client) / self._whole
-        self._change.add(new.sub_(own), share)
+        change = torch.sub(new, own, out=self.scratch("change", own))
+        update.send("SCAFFOLD", change, trainer.update_weight(update.client) / self._whole)
+
+    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        trainer.client_states.store("SCAFFOLD", update.client.id, self.scratch("new", trainer.weights))
 
     def on_after_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
         assert self.control is not None
-        self.control.add_(trainer.reduce_sum(self._change.close()))
+        self.control.add_(update.sums["SCAFFOLD"])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns c; the clients' c_i are kept by ``trainer.client_states``."""

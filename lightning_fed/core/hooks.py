@@ -12,9 +12,9 @@ Order within ``fit``::
             for each local step
                 on_local_step_start     may move the weights
                 on_before_optimizer_step  may replace the gradient, then scale it, then add to it (then clipping, step)
-            on_client_end               may edit the update in place; payloads in their order, by ``encode``
+            on_client_end               may edit the update in place, and send more (``update.send``); payloads encode
             on_client_entered           the update is part of the round; client state is written here
-        decode                          of payloads, the last one's first
+        decode                          of payloads, the last first
         on_before_server_step
         on_round_end                    then the aggregator steps the global model
         on_after_server_step
@@ -160,7 +160,7 @@ class FederatedCallback(Callback):
         stacks: Whether the hooks from a client's start to its end also work for several clients at once, in the
             vectorized engine. It calls ``on_client_start`` for all clients before any of them steps, and
             ``on_before_optimizer_step`` once for all, with vectors of shape (m, d) instead of (d,). Values kept from
-            one hook to a later one must be in ``ClientAlgorithm.scratch``.
+            one hook to a later one must be in ``scratch``.
         adds_to_gradient: Whether ``on_before_optimizer_step`` adds a term. Terms are added in alphabetical order of
             their classes' names, whatever the order of the list, and before other callbacks' hook of this name runs.
         replaces_gradient: Whether ``on_before_optimizer_step`` writes another gradient in place of that of the loss:
@@ -170,6 +170,7 @@ class FederatedCallback(Callback):
         reads_length: Whether what it computes depends on ``trainer.max_rounds``: then a run of other rounds is another.
         needs: What the callback reads of the cohort's reduced update beyond what the aggregator asks for; gradients
             and losses only if that asks for them too.
+        lanes: Set while several clients train at once: their largest number, and whose vectors ``scratch`` returns.
     """
 
     stacks: bool = False
@@ -178,6 +179,7 @@ class FederatedCallback(Callback):
     scales_gradient: bool = False
     reads_length: bool = False
     needs: Need = Need.NOTHING
+    lanes: tuple[int, int | slice] | None = None
 
     def start_gradients(self, round: int) -> StartGradient:
         """Says which gradients g_i = ∇f_i(w) over a client's full data the callback needs before local training.
@@ -189,6 +191,27 @@ class FederatedCallback(Callback):
         """
         return "none"
 
+    def scratch(self, name: str, like: Tensor) -> Tensor:
+        """Returns a working vector, made once and reused by every client.
+
+        While several clients train at once, each has a vector of its own, a row of a matrix.
+
+        Args:
+            name: Its name within the algorithm.
+            like: Tensor of shape (d,), or (m, d) where a hook is called for m clients; gives dtype and device.
+
+        Returns:
+            The vector, or those of the m clients, as last written; zeros at first.
+        """
+        vectors: dict[str, Tensor] = self.__dict__.setdefault("_vectors", {})
+        kept, shape = vectors.get(name), like.shape if self.lanes is None else (self.lanes[0], like.shape[-1])
+        if kept is None or kept.shape != shape or kept.dtype != like.dtype or kept.device != like.device:
+            kept = vectors[name] = like.new_zeros(shape)
+        return kept if self.lanes is None else kept[self.lanes[1]]
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.__dict__.pop("_vectors", None)
+
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         """Called when the cohort of a round is drawn; the module holds the global model."""
 
@@ -199,7 +222,7 @@ class FederatedCallback(Callback):
         """Called before each local optimizer step (0-based within the client and round); may move the weights."""
 
     def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        """Called when a client has trained; may edit ``update.delta`` in place."""
+        """Called when a client has trained; may edit ``update.delta`` in place, and send more by ``update.send``."""
 
     def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Called when a client's update is part of the round; never for one that diverged or took no step.

@@ -1,6 +1,8 @@
 """What a round keeps of its clients' updates: running sums, so that memory does not grow with the cohort."""
 
+import sys
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,13 +15,18 @@ __all__ = ["LongSum", "RoundReducer", "is_averaged"]
 
 # How many vectors are added up in single precision before their sum is added to one in double precision.
 _BLOCK = 32
+# Shape and dtype of what clients send besides their updates.
+Kind: TypeAlias = tuple[torch.Size, torch.dtype]
 
 
 class LongSum:
-    """Adds up vectors in ``total``, zeros at first; beyond 32, sums of blocks of 32 are added in double precision."""
+    """Adds up tensors in ``total``, zeros at first; beyond 32, sums of blocks of 32 are added in double precision.
+
+    Single numbers are added up one by one.
+    """
 
     def __init__(self, total: Tensor) -> None:
-        self.total, self._count = total, 0
+        self.total, self._count, self._block = total, 0, _BLOCK if total.dim() else sys.maxsize
         self._blocks = total.new_empty(0, dtype=torch.promote_types(total.dtype, wide_dtype(total.device)))
 
     def reset(self) -> None:
@@ -30,7 +37,7 @@ class LongSum:
 
     def add(self, value: Tensor, alpha: float = 1.0) -> None:
         """Adds ``alpha`` times a vector."""
-        if self._count == _BLOCK:
+        if self._count == self._block:
             self._end_block()
         self.total.add_(value, alpha=alpha)
         self._count += 1
@@ -94,13 +101,14 @@ class RoundReducer:
         self._scratch = torch.empty_like(like) if needs & ~_WITHOUT_SCRATCH else like.new_empty(0)
         self._takes_losses = bool(needs & (Need.GRADIENTS | Need.LOSSES))  # once here, as combining flags is slow
         self._rows = {need: like.new_empty(0, like.numel()) for need in _ROWS if need in needs}
+        self._like, self._beside, self._sent = like, dict[str, LongSum](), dict[str, Kind]()
         # Welford's running mean and sum of squared deviations.
         self._moments = [torch.zeros_like(like) for _ in range(2)] if Need.VARIANCE in needs else []
         self.reset(0)
 
     def reset(self, cohort_size: int) -> None:
         """Empties the sums before a round of at most ``cohort_size`` clients."""
-        for total in self._sums.values():
+        for total in (*self._sums.values(), *self._beside.values()):
             total.reset()
         for moment in self._moments:
             moment.zero_()
@@ -112,6 +120,7 @@ class RoundReducer:
         self._distances: list[float] = []
         self._losses: list[Tensor] = []
         self._buffers: dict[str, Tensor] = {}
+        self._sent.clear()
 
     @property
     def last_id(self) -> int:
@@ -122,6 +131,8 @@ class RoundReducer:
         """Adds one client's update; call in ascending order of client id."""
         for need, total in self._sums.items():
             _ADD[need](total, update, self._scratch)
+        for name, value in update.sums.items():
+            self._sum_of(name, (value.shape, value.dtype)).add(value, update.factors.get(name, 1.0))
         if self._moments:
             self._add_moments(update.delta)
         if Need.UPDATES in self._rows:
@@ -136,6 +147,18 @@ class RoundReducer:
         self._clients.append(update.client)
         self._weights.append(update.weight)
         self._distances.append(update.optimizer_distance)
+
+    def _sum_of(self, name: str, kind: Kind) -> LongSum:
+        """Returns the sum of what clients send under a name; refuses tensors of two kinds."""
+        if (known := self._sent.setdefault(name, kind)) != kind:
+            raise FederatedError(
+                f"Expected all clients to send tensors of one shape and dtype as {name!r}, got {known} and {kind}: "
+                "give each its own name in `update.send`."
+            )
+        total = self._beside.get(name)
+        if total is None or (total.total.shape, total.total.dtype) != kind:
+            total = self._beside[name] = LongSum(self._like.new_zeros(kind[0], dtype=kind[1]))
+        return total
 
     def _add_moments(self, delta: Tensor) -> None:
         mean, squares = self._moments
@@ -190,6 +213,7 @@ class RoundReducer:
             weights=torch.tensor([weight / total for weight in self._weights], dtype=torch.float64),
             mean_distance=sum(w * a for w, a in zip(self._weights, self._distances, strict=True)) / total,
             buffers=self._buffers,
+            sums={name: self._beside[name].close() for name in self._sent},
             **named,
         )
 

@@ -81,6 +81,11 @@ class Update:
         loss: f_i, the client's mean loss where g_i was taken, or for ``Need.LOSSES`` where the aggregator's
             ``losses_at`` says, shape (); None unless asked for.
         bytes_up: What δ_i takes on its way to the server: d numbers of the model's, unless a payload says otherwise.
+        sums: What the client sends besides δ_i, by name; see ``send``.
+        factors: What each of them is multiplied by in its sum, 1 if it is not named.
+        implied: The names of those that the server could compute from what is sent anyway: they take no bytes.
+        coded_by: The payload that has made it shorter.
+        bounded: δ_i and its version when a payload bounded its length last.
     """
 
     client: Client
@@ -92,6 +97,26 @@ class Update:
     gradient: Tensor | None = None
     loss: Tensor | None = None
     bytes_up: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    factors: dict[str, float] = field(default_factory=dict)
+    implied: set[str] = field(default_factory=set)
+    coded_by: str = ""
+    bounded: tuple[Tensor, int] | None = None
+
+    def send(self, name: str, value: Tensor, factor: float = 1.0, implied: bool = False) -> None:
+        """Sends a tensor besides δ_i, in ``on_client_end``: the server gets Σ_i ``factor`` ``value`` over the clients.
+
+        It is ``ReducedUpdate.sums[name]``, added up in ascending order of client id as the updates are. What a method
+        sends is floating-point, of one shape, and may be a buffer that is reused for the next client.
+        """
+        self.sums[name], self.factors[name] = value, factor
+        if implied:
+            self.implied.add(name)
+
+    @property
+    def numbers_beside(self) -> int:
+        """How many numbers are sent besides δ_i; a number alone is not counted."""
+        return sum(value.numel() for name, value in self.sums.items() if value.dim() and name not in self.implied)
 
     @property
     def took_step(self) -> bool:
@@ -204,6 +229,7 @@ class ReducedUpdate:
             ``Need.GRADIENTS``, or where ``losses_at`` says for ``Need.LOSSES``.
         buffers: The reduced buffers by name (floating: weighted mean in double precision, integer: maximum); empty
             unless averaged.
+        sums: What clients sent besides δ_i, added up, by name; without those names that no client of the round sent.
     """
 
     round: int
@@ -224,6 +250,7 @@ class ReducedUpdate:
     gradients: Tensor = _NOTHING
     losses: Tensor = _NOTHING
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_clients(self) -> int:

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from lightning_fed.core.reduction import RoundReducer, is_averaged
+from lightning_fed.core.reduction import Kind, RoundReducer, is_averaged
 from lightning_fed.core.updates import Client, ReducedUpdate
 from lightning_fed.distributed.processes import Processes
 
 __all__ = ["SharedReducer", "gather_rows", "make_reducer"]
 
-# A client of the round, its weight, its distance, and its loss if the loss is needed.
-_Entry: TypeAlias = tuple[Client, float, float, float | None]
+# A client of the round, its weight, its distance, its loss if that is needed, and what its process was sent besides.
+_Entry: TypeAlias = tuple[Client, float, float, float | None, dict[str, Kind]]
 
 
 def make_reducer(processes: Processes, averaged: Callable[[], dict[str, Tensor]], *args: Any) -> RoundReducer:
@@ -42,7 +42,8 @@ class SharedReducer(RoundReducer):
     def entries(self) -> list[_Entry]:
         """Returns the clients of this process that entered the round."""
         losses = torch.stack(self._losses).tolist() if self._losses else [None] * len(self._clients)
-        return list(zip(self._clients, self._weights, self._distances, losses, strict=True))
+        sent = [self._sent] * len(self._clients)
+        return list(zip(self._clients, self._weights, self._distances, losses, sent, strict=True))
 
     def reduce(self, round: int) -> ReducedUpdate:
         entries = sorted((entry for part in self.everyone for entry in part), key=lambda entry: entry[0].id)
@@ -54,14 +55,16 @@ class SharedReducer(RoundReducer):
         self._rows = {
             need: gather_rows(self._processes, own[: len(places)], places, len(entries)) for need, own in rows.items()
         }
-        self._add_up()
-        self._clients, self._weights, self._distances, losses = (list(part) for part in zip(*entries, strict=True))
+        self._clients, self._weights, self._distances, losses, sent = (
+            list(part) for part in zip(*entries, strict=True)
+        )
+        self._add_up({name: kind for kinds in sent for name, kind in kinds.items()})
         self._losses = [torch.tensor(loss, dtype=torch.float64) for loss in losses if loss is not None]
         update = super().reduce(round)
         self._rows = rows
         return update
 
-    def _add_up(self) -> None:
+    def _add_up(self, sent: dict[str, Kind]) -> None:
         """Adds sums and buffers over the processes; a process without a client has no buffers yet."""
         live = self._averaged()
         added = [name for name, buffer in live.items() if is_averaged(buffer)]
@@ -69,8 +72,10 @@ class SharedReducer(RoundReducer):
             wider = torch.promote_types(live[name].dtype, torch.float64)
             self._buffers.setdefault(name, torch.zeros_like(live[name], dtype=wider))
         parts = [*(value.close() for value in self._sums.values()), *(self._buffers[name] for name in added)]
-        for dtype in sorted({part.dtype for part in parts}, key=str):
-            self._processes.sum(*(part for part in parts if part.dtype == dtype), what=None)
+        beside = [self._sum_of(name, kind).close() for name, kind in sorted(sent.items())]
+        for added_up in (parts, beside):
+            for dtype in sorted({part.dtype for part in added_up}, key=str):
+                self._processes.sum(*(part for part in added_up if part.dtype == dtype), what=None)
         self._take_maxima({name: buffer for name, buffer in live.items() if name not in added})
 
     def _take_maxima(self, live: dict[str, Tensor]) -> None:

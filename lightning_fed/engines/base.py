@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.aggregators import Aggregator
+from lightning_fed.callbacks.payload import expect_noise_holds, payloads_of
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.devices import is_device_fault
 from lightning_fed.core.hooks import HookCaller
@@ -56,6 +57,7 @@ class Engine(ABC):
         self.processes = processes_of(state.fabric)
         self.aggregator: Aggregator = hooks.trainer.aggregator
         self.algorithms = [callback for callback in hooks.callbacks if isinstance(callback, ClientAlgorithm)]
+        self.noisy = [payload for payload in payloads_of(hooks.callbacks) if payload.adds_noise]
         self.watch = ModuleWatch(state)
         self.client_end_hooks, self.client_entered_hooks = (
             self.watch.guarded(name, hooks.bound(name)) for name in ("on_client_end", "on_client_entered")
@@ -247,7 +249,10 @@ class Engine(ABC):
         update.bytes_up = state.vector.numel * state.vector.data.element_size()
         for hook in self.client_end_hooks:
             hook(update)
+        if self.noisy:
+            expect_noise_holds(update, self.noisy)
         beside = [vector for each in self.algorithms for vector in each.own_vectors(self.hooks.trainer)]
+        beside += update.sums.values()
         # An edit may have gone wrong, and so may what the client has trained beside the live weights.
         if (self.client_end_hooks or beside) and self.divergence.found(client, update.delta, *beside):
             return
@@ -257,7 +262,7 @@ class Engine(ABC):
         for hook in self.client_entered_hooks:
             hook(update)
         self.max_steps = max(self.max_steps, update.num_steps, state.optimizer_steps)
-        self.bytes_up += update.bytes_up
+        self.bytes_up += update.bytes_up + update.numbers_beside * state.vector.data.element_size()
         self.at_work = ()
 
     def _take_gradient(self, update: Update) -> bool:

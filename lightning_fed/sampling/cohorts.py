@@ -25,7 +25,7 @@ class CohortDraw:
         sizes: Training samples of every client, shape (N,).
         steps: Local steps of each by the trainer's options, shape (N,).
         steps_per_epoch: The same for one local epoch.
-        fewest: Fewest clients that the aggregator needs; if there are fewer, nobody trains.
+        fewest: Fewest clients that the server's step needs; if there are fewer, nobody trains.
         facts: Metrics that the last draw adds to the row of its round.
         seconds: Simulated time of its round.
     """
@@ -117,11 +117,10 @@ class CohortDraw:
 
     def suffices(self, round: int, count: int) -> bool:
         """Says whether the server can step with ``count`` clients; warns in the first round in which it cannot."""
-        fewest = max(self.fewest, 1)
-        if count < fewest and not self._warned:
+        if count < self.fewest and not self._warned:
             self._warned = True
             rank_zero_warn(
-                f"Round {round} leaves the model as it is: {count} clients take part, but it needs at least {fewest}; "
-                "the column `clients/trained` shows in which other rounds this happens."
+                f"Round {round} leaves the model as it is: {count} clients take part, but it needs at least "
+                f"{self.fewest}; the column `clients/trained` shows in which other rounds this happens."
             )
-        return count >= fewest
+        return count >= self.fewest

@@ -16,9 +16,9 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import ONCE_A_ROUND, FederatedCallback, is_stock
 from lightning_fed.core.updates import Need
 from lightning_fed.core.user_code import lightning_class
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["BARS", "INSTEAD", "WORKING", "add_module_callbacks", "order_callbacks"]
+__all__ = ["BARS", "INSTEAD", "WORKING", "add_module_callbacks", "expect_covered", "order_callbacks"]
 
 # Lightning's own callbacks that work unchanged, some of them called once a round: `callbacks.lightning_callbacks`.
 WORKING = (
@@ -81,7 +81,7 @@ def order_callbacks(callbacks: Any, *defaults: Callback | None) -> list[Callback
             raise FederatedError(f"Expected one {kind}, got {names}: give only one of them, in {option}.")
     _expect_each_once([*algorithms, *others])
     _expect_one_of_each(algorithms)
-    _expect_mean_under_noise(payloads_of(others), aggregators[0])
+    _expect_mean_under_noise(others, aggregators[0])
     _expect_served_needs([*algorithms, *others], aggregators[0])
     return [*algorithms, *others, *aggregators, *checkpoints]
 
@@ -136,15 +136,52 @@ def _expect_served_needs(callbacks: list[Callback], aggregator: Aggregator) -> N
             )
 
 
-def _expect_mean_under_noise(payloads: list[Payload], aggregator: Aggregator) -> None:
-    """Refuses a rule or a mask that reads more than the mean of noisy updates."""
-    noisy = [type(payload).__name__ for payload in payloads if payload.adds_noise]
+def _expect_mean_under_noise(callbacks: list[Callback], aggregator: Aggregator) -> None:
+    """Refuses a rule, a mask or a callback that reads more than the mean of noisy updates."""
+    noisy = [type(payload).__name__ for payload in payloads_of(callbacks) if payload.adds_noise]
     if noisy and aggregator.all_needs & ~Need.MEAN:
         raise FederatedError(
             f"Expected {noisy[0]} with a rule that reads only the mean update, got {aggregator.label}, which "
             "reads votes or single updates that noise would spoil or not reach: leave out `--aggregator.mask`, or "
             "change `--aggregator`."
         )
+    for callback in callbacks if noisy else ():
+        entered = getattr(type(callback), "on_client_entered", FederatedCallback.on_client_entered)
+        reads = getattr(callback, "needs", Need.NOTHING) & ~Need.MEAN or entered != FederatedCallback.on_client_entered
+        expect(
+            isinstance(callback, Payload) or not reads,
+            f"Expected {noisy[0]} with callbacks that read only the mean update, got {type(callback).__name__}, which "
+            "reads what single clients send or train: leave it out of `--trainer.callbacks`.",
+        )
+
+
+def expect_covered(trainer: Any) -> None:
+    """Refuses, before the first round, what would leave clients without noise, and samplers other than assumed."""
+    parts, sampler = trainer.options.participation, type(trainer.sampler).__name__
+    for payload in payloads_of(trainer.callbacks):
+        name, assumed = type(payload).__name__, payload.assumes_sampler
+        for wrong, wanted, why in _without_noise(trainer) if payload.adds_noise else ():
+            expect(not wrong, f"Expected {wanted} beside {name}, as {why}.")
+        expect(
+            assumed is None or (isinstance(trainer.sampler, assumed) and parts.availability is None),
+            f"Expected `--trainer.participation.sampler {getattr(assumed, '__name__', '')}`, which {name} assumes, and "
+            f"no `--trainer.participation.availability`, got {sampler} and {parts.availability!r}.",
+        )
+
+
+def _without_noise(trainer: Any) -> list[tuple[Any, str, str]]:
+    """Returns what noise does not cover: whether it is there, what to do instead, and why."""
+    options, rounds = trainer.options, range(1, trainer.max_rounds + 1)
+    ours = [callback for callback in trainer.callbacks if isinstance(callback, FederatedCallback)]
+    exchanging = [type(cb).__name__ for cb in ours if any(cb.start_gradients(at) == "cohort" for at in rounds)]
+    averages = trainer.buffers.policy == "average" and trainer.buffers.num_bytes
+    return [
+        (trainer.by_samples, "`--aggregator.weighting uniform`", "weights by samples make some updates count for more"),
+        (averages, "`--aggregator.buffers local` or keep", "averages of buffers get no noise"),
+        (exchanging, f"no {' and no '.join(exchanging)}", "the gradients that are exchanged for it get no noise"),
+        (options.participation.stragglers, "no `--trainer.participation.stragglers`", "who is late is a client's own"),
+        (options.tolerance.max_diverged, "`--trainer.tolerance.max_diverged 0`", "who diverges is a client's own"),
+    ]
 
 
 def _flatten(callbacks: Any) -> Iterable[Callback]:

@@ -21,7 +21,7 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.updates import Cohort, Need, ReducedUpdate
+from lightning_fed.core.updates import Cohort, ReducedUpdate
 from lightning_fed.core.user_code import is_ours, overrides
 from lightning_fed.distributed.consistency import (
     Standing,
@@ -30,19 +30,20 @@ from lightning_fed.distributed.consistency import (
     follow_first,
     plain_options,
     state_of_first,
-)  # fmt: skip
+)
 from lightning_fed.distributed.reducer import make_reducer
-from lightning_fed.engines import Engine, make_engine
+from lightning_fed.engines import make_engine
 from lightning_fed.engines.client_batches import local_steps
 from lightning_fed.engines.watch import HookGuard
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.log import RunLog
 from lightning_fed.sampling import CohortDraw
 from lightning_fed.trainer.bookkeeping import StopRequest, going_on
+from lightning_fed.trainer.costs import round_costs
 from lightning_fed.trainer.evaluation import evaluate
 from lightning_fed.trainer.lightning_names import LightningNames
 
-__all__ = ["RoundLoop", "round_costs"]
+__all__ = ["RoundLoop"]
 
 # Hooks between clients: the module's weights then are not those from which the next client starts.
 _ROUND_HOOKS = (
@@ -61,6 +62,7 @@ class RoundLoop:
         self.module, self.log, self.stop = trainer.lightning_module, log, stop
         few = max(2, trainer.aggregator.min_clients)
         self.cohort_size = min(trainer.cohort_size, few) if self.options.fast_dev_run else trainer.cohort_size
+        self.noisy = any(payload.adds_noise for payload in payloads_of(trainer.callbacks))
         self.cohorts = self._make_draw()
         self.cohorts.expect_anybody(self.options.max_rounds)
         self.agreed: int | None = None  # the signal after which all processes stop
@@ -120,11 +122,16 @@ class RoundLoop:
             self._call("on_round_start", cohort, module=False)
             rates = self._learning_rates()
             self._note(LoggedMetrics(rates, rates, {}))
+            if self.noisy:
+                self._note(self.recorder.compute())
             update = self.engine.train(cohort)
+            if self.noisy:  # what clients log goes out without noise: it is left out of the row
+                self.recorder.series = {}
+                self.recorder.reset_metrics()
             self.state.steps_before_round += self.engine.max_steps
             trained = time.perf_counter() - started
             self._seed(at=2)
-            if update.num_clients:
+            if update.num_clients or self.noisy:
                 self._step_server(update)
             elif cohort.clients and not self.engine.divergence.clients and self.options.participation.work is None:
                 self._expect_training()
@@ -172,16 +179,19 @@ class RoundLoop:
         return CohortDraw(
             trainer.seed, sizes, local_steps(source, options, sizes),
             local_steps(source, replace(options, local_epochs=1, local_steps=None), sizes),
-            trainer.aggregator.min_clients, trainer.sampler, parts.availability, parts.stragglers, parts.work,
+            0 if self.noisy else max(trainer.aggregator.min_clients, 1),
+            trainer.sampler, parts.availability, parts.stragglers, parts.work,
         )  # fmt: skip
 
     @torch.no_grad()
     def _step_server(self, update: ReducedUpdate) -> None:
         trainer = self.trainer
         for payload in reversed(payloads_of(trainer.callbacks)):
-            payload.decode(trainer, self.module, update)
+            payload.watched(payload.decode, trainer, self.module, update)
         self._call("on_before_server_step", update, module=False)
-        if not update.weights.any():
+        if self.noisy:  # whoever took part, or one would see that nobody did
+            self._step_weights(update)
+        elif not update.weights.any():
             why = f"its {update.num_clients} clients have weight 0 in {type(trainer.aggregator).__name__}"
             rank_zero_warn(f"Round {trainer.round} leaves the model as it is: {why}.")
         elif self.cohorts.suffices(trainer.round, update.num_clients):
@@ -314,33 +324,3 @@ class RoundLoop:
         if self.checkpoint is not None:
             with self.guard.watching("`on_save_checkpoint`", "on_save_checkpoint" in self.watched):
                 self.checkpoint.save(self.trainer, final)
-
-
-def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) -> dict[str, int]:
-    """Counts what one round adds to the totals.
-
-    Each client that entered gets the model and sends its update, which says its bytes: one communication round. Vectors
-    that methods send besides have the model's length d; buffers travel with the model if they are averaged. An exchange
-    before training (gradients up, their mean down) is a communication round of its own, however many methods use it;
-    where nothing is sent there is none.
-    Reductions, losses and counts are scalars and not counted. ``gradients`` are samples whose gradient was computed, or
-    their loss alone for a rule that asks for the clients' losses.
-    """
-    aggregator = trainer.aggregator
-    algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]
-    exchanges, by_rule = int(engine.start_gradients.exchanged), bool(aggregator.all_needs & Need.ANY_GRADIENT)
-    at_start = any(algorithm.sends_gradient for algorithm in algorithms)
-    at_start |= by_rule and aggregator.gradient_at == "start"
-    sends_gradient = (at_start and not exchanges) + (by_rule and aggregator.gradient_at != "start")
-    down = 1 + aggregator.vectors_down + sum(algorithm.vectors_down for algorithm in algorithms)
-    up = sends_gradient + sum(algorithm.vectors_up for algorithm in algorithms)
-    vector = trainer.vector.numel * trainer.vector.data.element_size()
-    buffers = trainer.buffers.num_bytes if trainer.buffers.policy == "average" else 0
-    clients = update.num_clients
-    return {
-        "samples": engine.samples,
-        "gradients": engine.samples + engine.full_gradient_samples,
-        "comm/rounds": bool(down or up or engine.bytes_up) + exchanges if clients else 0,
-        "comm/bytes_down": ((down + exchanges) * vector + buffers) * clients,
-        "comm/bytes_up": engine.bytes_up + ((up + exchanges) * vector + buffers) * clients,
-    }

@@ -33,7 +33,7 @@ from lightning_fed.runs.log import RunLog
 from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import cohort_size
 from lightning_fed.trainer.bookkeeping import StopRequest
-from lightning_fed.trainer.callback_order import add_module_callbacks
+from lightning_fed.trainer.callback_order import add_module_callbacks, expect_covered
 from lightning_fed.trainer.checkpointing import load_weights, restore_data, restore_state
 from lightning_fed.trainer.evaluation import named_loaders
 from lightning_fed.trainer.fabric import announce_device, launch, lay_out, move_to_device, show_optimizers
@@ -236,6 +236,7 @@ def _set_up_training(
     for callback in trainer.callbacks:
         if isinstance(callback, ClientAlgorithm):
             callback.check(trainer)
+    expect_covered(trainer)
     if checkpoint is not None:
         restore_state(trainer, checkpoint, source)
 

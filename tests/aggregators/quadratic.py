@@ -109,7 +109,7 @@ def step_by_hand(
     """Reduces a cohort as a round does and steps; returns the new w and what was logged."""
     weights = torch.tensor(start)
     vector = SimpleNamespace(names=("w",), parameters=[weights])
-    trainer: Any = SimpleNamespace(weights=weights, vector=vector, seed=0, reduce_sum=lambda tensor: tensor)
+    trainer: Any = SimpleNamespace(weights=weights, vector=vector, seed=0)
     module = Logged()
     reducer = RoundReducer(weights, aggregator.all_needs, len(deltas))
     reducer.reset(len(deltas))

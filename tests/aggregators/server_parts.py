@@ -31,9 +31,7 @@ class Server:
     def __init__(self, aggregator: Aggregator, start: np.ndarray, state: dict[str, Any] | None = None) -> None:
         self.aggregator, self.weights = aggregator, torch.tensor(start)
         vector = SimpleNamespace(names=("w",), parameters=[self.weights])
-        self.trainer: Any = SimpleNamespace(
-            weights=self.weights, vector=vector, seed=0, optimizers=[], callbacks=[], reduce_sum=lambda tensor: tensor
-        )
+        self.trainer: Any = SimpleNamespace(weights=self.weights, vector=vector, seed=0, optimizers=[], callbacks=[])
         aggregator.setup(self.trainer, Module(), "fit")
         if state is not None:
             aggregator.load_state_dict(state)
@@ -47,6 +45,7 @@ class Server:
             client = Client(i, size, 1)
             update = Update(client, torch.tensor(delta), 1, {}, self.aggregator.client_weight(client))
             update.distance = 1.0 if distances is None else distances[i]
+            self.aggregator.on_client_end(self.trainer, Module(), update)
             reducer.add(update, average_buffers=False)
             self.aggregator.on_client_entered(self.trainer, Module(), update)
         return reducer.reduce(1)

@@ -217,3 +217,46 @@ def test_a_buffer_that_all_agree_on_comes_out_to_the_bit(clients: int) -> None:
     for i in range(clients):
         reducer.add(update(i, torch.ones(3), float(3 + 7 * i), {"b": value}), average_buffers=True)
     assert torch.equal(reducer.reduce(1).buffers["b"].float(), value)
+
+
+def sums_of(sent: list[dict[str, tuple[Tensor, float]]], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    reducer = RoundReducer(torch.zeros(2, dtype=dtype), Need.MEAN)
+    for _ in range(2):  # the second round begins anew
+        reducer.reset(len(sent))
+        for i, each in enumerate(sent):
+            one = update(i, torch.zeros(2, dtype=dtype))
+            for name, (value, factor) in each.items():
+                one.send(name, value, factor)
+            reducer.add(one, average_buffers=False)
+        reduced = reducer.reduce(1)
+    return reduced.sums
+
+
+def test_what_is_sent_besides_is_added_up_by_name() -> None:
+    values = np.random.default_rng(0).normal(size=(50, 3))
+    sent = [
+        {"a": (torch.tensor(v), 0.5)} | ({"b": (torch.tensor(v[0]), 1.0)} if i % 2 else {})
+        for i, v in enumerate(values)
+    ]
+    found = sums_of(sent, torch.float64)
+    np.testing.assert_allclose(found["a"].numpy(), 0.5 * values.sum(axis=0), rtol=0, atol=1e-12)
+    assert found["b"].item() == float(sum(values[1::2, 0].tolist()))  # a number alone, one by one
+    assert sums_of([{}]) == {}
+
+
+def test_a_long_sum_besides_loses_nothing() -> None:
+    found = sums_of([{"a": (torch.full((2,), 0.1), 1.0)}] * 30_000)
+    np.testing.assert_allclose(found["a"].numpy(), 30_000 * np.float32(0.1), rtol=1e-6)
+
+
+def test_a_name_is_of_one_kind() -> None:
+    with pytest.raises(FederatedError, match="of one shape and dtype as 'a'"):
+        sums_of([{"a": (torch.zeros(2), 1.0)}, {"a": (torch.zeros(3), 1.0)}])
+
+
+def test_only_what_is_not_implied_is_counted() -> None:
+    one = update(0, torch.zeros(2))
+    one.send("a", torch.zeros(2, 3))
+    one.send("a number", torch.zeros(()))
+    one.send("known", torch.zeros(2), implied=True)
+    assert one.numbers_beside == 6

@@ -53,7 +53,7 @@ def test_seeds_are_those_of_a_seed_sequence(seed: int, client: int, index: int |
 
 def test_purposes_keep_their_numbers() -> None:
     names = ["SPLIT", "SAMPLE", "SHUFFLE", "LOCAL", "EVALUATE", "PREDICT", "GRADIENT", "ROUND", "READ", "SKEW"]
-    names += ["AUGMENT", "AVAILABLE", "SPEED", "WORK", "MASK", "SERVER", "TUNE"]
+    names += ["AUGMENT", "AVAILABLE", "SPEED", "WORK", "MASK", "SERVER", "TUNE", "PAYLOAD", "NOISE"]
     assert [(p.name, p.value) for p in Purpose] == [(name, i) for i, name in enumerate(names)]
 
 

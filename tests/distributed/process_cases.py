@@ -44,7 +44,7 @@ from lightning_fed.data.holdout import DivisionOptions
 from lightning_fed.engines.vectorized import engine as vectorized
 from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork
 from tests.callbacks.diagnostics.parts import KeepsTrained
-from tests.callbacks.test_payload import Noise, TopK
+from tests.callbacks.payloads import Noise, Poisson, RandomK, TopK
 from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
 from tests.composition.composition_parts import (
     BATCH,
@@ -580,6 +580,24 @@ def grid(cases: list[tuple[str, str, str]]) -> dict[str, Case]:
     return {" | ".join(case): partial(compose, client=case[0], rule=case[1], mask=case[2]) for case in cases}
 
 
+def evenly() -> FedAvg:
+    """What noise goes with."""
+    return FedAvg(weighting="uniform", buffers="keep")
+
+
+class Sends(FederatedCallback):
+    """Every client sends one thing besides, one client alone another; the model gets both."""
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        update.send("squares", update.delta.square(), update.weight)
+        if update.client.id == 3:
+            update.send("three", update.delta.norm())
+
+    def on_round_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        trainer.weights.add_(update.sums["squares"] * 0.01 + update.sums.get("three", 0.0) * 0.01)
+        pl_module.log("sent", float(len(update.sums)))
+
+
 CASES: dict[str, Case] = {
     **grid(PARITY),
     "held out": held_out,
@@ -619,8 +637,12 @@ CASES: dict[str, Case] = {
     ),
     "prose": lambda devices, _: fit(devices, FedGMA(p=0.6, p_means="prose", weighting="inverse")),
     "clipped": lambda devices, _: fit(devices, ClipUpdates(0.01)),
-    "payloads at their limits": lambda devices, _: fit(devices, ClipUpdates(0.01), TopK(None), Noise(0.0)),
-    "payloads": lambda devices, _: fit(devices, ClipUpdates(0.01), TopK(3), Noise(0.5)),
+    "clipped evenly": lambda devices, _: fit(devices, evenly(), ClipUpdates(0.01)),
+    "payloads at their limits": lambda devices, _: fit(devices, evenly(), TopK(None), ClipUpdates(0.01), Noise(0.0)),
+    "payloads": lambda devices, _: fit(devices, evenly(), TopK(3), ClipUpdates(0.01), Noise(0.5)),
+    "packed": lambda devices, _: fit(devices, RandomK(7)),
+    "nobody comes": lambda devices, _: fit(devices, evenly(), Noise(0.5), sampler=Poisson(), clients_per_round=1),
+    "sums": lambda devices, _: fit(devices, Sends()),
     "updates": lambda devices, _: fit(devices, UpdateAgreement(by_layer=True), UpdateGeometry()),
     "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),
     "diverged": lambda devices, _: fit(devices, FedGA(0.5), net=start(Diverging), max_diverged=0.5),

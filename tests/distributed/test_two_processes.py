@@ -59,8 +59,8 @@ def test_the_cases_tell_apart(pair: Pair) -> None:
 
 def test_payloads_at_their_limits_change_no_bit(pair: Pair) -> None:
     found = pair.everyone[0]
-    assert torch.equal(found["payloads at their limits"]["weights"], found["clipped"]["weights"])
-    assert distance(found["payloads"]["weights"], found["clipped"]["weights"]) > 1e-3
+    assert torch.equal(found["payloads at their limits"]["weights"], found["clipped evenly"]["weights"])
+    assert distance(found["payloads"]["weights"], found["clipped evenly"]["weights"]) > 1e-3
 
 
 def test_the_rate_was_lowered(pair: Pair) -> None:

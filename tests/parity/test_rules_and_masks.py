@@ -160,7 +160,7 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
     weights, logged = torch.tensor(w), {}
     names = (*(f"part {at}" for at in range(len(rounds[0].tensors) - 1)), "head")
     vector = SimpleNamespace(names=names, parameters=weights.split(rounds[0].tensors))
-    trainer: Any = SimpleNamespace(weights=weights, vector=vector, seed=SEED, reduce_sum=lambda tensor: tensor)
+    trainer: Any = SimpleNamespace(weights=weights, vector=vector, seed=SEED)
     trainer.max_rounds = len(rounds)
     module: Any = SimpleNamespace(log=logged.__setitem__, log_dict=logged.update)
     reducer = RoundReducer(weights, aggregator.all_needs, rounds[0].registered)

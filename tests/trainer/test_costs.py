@@ -65,9 +65,11 @@ class Looks(FederatedCallback):
 
 
 class Sends(ClientAlgorithm):
-    """An algorithm of a user's own that sends two vectors more."""
+    """An algorithm of a user's own that sends two vectors more, and a number."""
 
-    vectors_up = 2
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        update.send("Sends", torch.zeros(2, len(update.delta)))
+        update.send("a number", torch.zeros(()))
 
 
 def uniform(**options: Any) -> FedAvg:

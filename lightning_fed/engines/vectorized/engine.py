@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_fed.client_algorithms.losses import ClientLosses
 from lightning_fed.core.devices import to_device
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
@@ -55,6 +56,8 @@ class VectorizedEngine(Engine):
             self.second = StackedBatchGradient(self)
             self.gradient_hooks = self.second.within(self.gradient_hooks)
         self.client_start_hooks = self.hooks.bound("on_client_start")
+        mine = (cb for cb in self.hooks.callbacks if isinstance(cb, FederatedCallback))
+        self.keeping = [cb for cb in mine if cb.stacks or cb in self.algorithms]  # vectors of its own for each lane
         self.ended: dict[int, tuple[Tensor, Tensor]] = {}  # gradient and loss where a client ended, by its id
         # Only its options are used. Without this, a schedule would warn that it steps before its optimizer does.
         self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look for
@@ -116,7 +119,7 @@ class VectorizedEngine(Engine):
             state.enter(client, self.start)
             seed_everywhere(seed_for(state.seed, Purpose.LOCAL, client.round, client.id))
             logged, self.recorder.series = self.recorder.series, {}
-            with lanes.of(lane, self.algorithms):
+            with lanes.of(lane, self.keeping):
                 self.hooks("on_client_start", client, module=False)
             self.started[lane], self.recorder.series = self.recorder.series, logged
             lanes.take_start(lane, self.start)
@@ -164,7 +167,7 @@ class VectorizedEngine(Engine):
         """Returns what loss algorithms keep for the clients of some lanes; nothing if there are none."""
         if self.client_losses is None:
             return []
-        with self.lanes.of(lanes, self.algorithms):
+        with self.lanes.of(lanes, self.keeping):
             return self.client_losses.own(lanes.stop - lanes.start)
 
     def _edit_gradients(self) -> None:
@@ -175,7 +178,7 @@ class VectorizedEngine(Engine):
             for part in self.state.untrained:
                 self.kept_gradients[: lanes.active, part] = 0
         if self.gradient_hooks:
-            with lanes.stacked(self.algorithms):
+            with lanes.stacked(self.keeping):
                 for hook in self.gradient_hooks:
                     hook(self.optimizer.optimizer)
         if clip_val := self.options.gradient_clip_val:
@@ -201,7 +204,7 @@ class VectorizedEngine(Engine):
             if per_client:
                 self.recorder.mark()
                 self._record(log, [lane])
-            with self.lanes.of(lane, self.algorithms):
+            with self.lanes.of(lane, self.keeping):
                 self.at_work = (client,)
                 update = self._update(
                     client, lane, options[: batches.steps[lane] - batches.head[lane]], batches.steps[lane]

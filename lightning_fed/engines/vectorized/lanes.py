@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.devices import copy_each
+from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.optimizer.flat import FlatOptimizer
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Client
@@ -234,19 +234,19 @@ class Lanes:
         return deltas
 
     @contextmanager
-    def of(self, lanes: int | slice, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:
-        """Within the block client algorithms work on the vectors of one client, or of some."""
-        for algorithm in algorithms:
-            algorithm.lanes = (self.capacity, lanes)
+    def of(self, lanes: int | slice, callbacks: Sequence[FederatedCallback]) -> Iterator[None]:
+        """Within the block callbacks work on the vectors of one client, or of some."""
+        for callback in callbacks:
+            callback.lanes = (self.capacity, lanes)
         try:
             yield
         finally:
-            for algorithm in algorithms:
-                algorithm.lanes = None
+            for callback in callbacks:
+                callback.lanes = None
 
     @contextmanager
-    def stacked(self, algorithms: Sequence[ClientAlgorithm]) -> Iterator[None]:
-        """Within the block client algorithms work on the vectors of all active clients at once."""
+    def stacked(self, callbacks: Sequence[FederatedCallback]) -> Iterator[None]:
+        """Within the block callbacks work on the vectors of all active clients at once."""
         state, count = self.state, self.active
         vector = state.vector
         origin = self._origin if self._origin is self._start else self._origin[:count]
@@ -254,7 +254,7 @@ class Lanes:
         state.vector = StackedVector(live, gradients, self.personal[:count])  # type: ignore[assignment]  # stands in
         state.origin = origin
         try:
-            with self.of(slice(0, count), algorithms):
+            with self.of(slice(0, count), callbacks):
                 yield
         finally:
             state.vector = vector
