@@ -21,7 +21,7 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.recorder import LoggedMetrics, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.updates import Cohort, ReducedUpdate
+from lightning_fed.core.updates import Cohort, Need, ReducedUpdate
 from lightning_fed.core.user_code import is_ours, overrides
 from lightning_fed.distributed.consistency import (
     Standing,
