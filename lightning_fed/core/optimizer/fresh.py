@@ -46,6 +46,7 @@ class FreshOptimizers:
         """Notes what they hold now; returns the tensors that were copied."""
         if not self.copies:
             self.all, self._held = self._given, [self._attributes(each) for each in self._given]
+            self._names = [frozenset(vars(each)) for each in self.all]
             return []
         module = self._module
         kept = (vars(module).get("_trainer"), *module.modules(), *module.parameters(), *module.buffers())
@@ -54,6 +55,7 @@ class FreshOptimizers:
         self._same.update({id(each): each for each in self.all})
         self._held = [self._attributes(each) for each in self.all]
         self._held, memo = self._copy()
+        self._names = [frozenset(vars(each)) for each in self.all]
         self._noted = [(memo[id(tensor)], p) for tensor, p in self._live if id(tensor) in memo]
         return [each for key, each in memo.items() if isinstance(each, Tensor) and key not in self._same]
 
@@ -61,13 +63,15 @@ class FreshOptimizers:
         """Gives them what they held."""
         held, memo = self._copy() if self.copies else (self._held, {})
         self._live = [(memo[id(tensor)], p) for tensor, p in self._noted]
-        for optimizer, values in zip(self.all, held, strict=True):
-            for name in self._attributes(optimizer).keys() - values.keys():
+        for optimizer, names, values in zip(self.all, self._names, held, strict=True):
+            for name in filter(self._belongs, vars(optimizer).keys() - names):
                 del vars(optimizer)[name]
             vars(optimizer).update(values)
 
     def begin(self) -> None:
         """Starts them at the weights that the client has now, in the mode for training where they have two."""
+        if not self.copies:
+            return
         with torch.no_grad():
             for tensor, p in self._live:
                 tensor.copy_(p)
@@ -81,7 +85,10 @@ class FreshOptimizers:
 
     def _attributes(self, optimizer: Optimizer) -> dict[str, Any]:
         """Returns attributes, but for hooks, which belong to those who registered them."""
-        return {k: v for k, v in vars(optimizer).items() if k not in self._left and not k.endswith("_hooks")}
+        return {k: v for k, v in vars(optimizer).items() if self._belongs(k)}
+
+    def _belongs(self, name: str) -> bool:
+        return name not in self._left and not name.endswith("_hooks")
 
     def _copy(self) -> tuple[list[dict[str, Any]], dict[int, Any]]:
         memo = dict(self._same)
