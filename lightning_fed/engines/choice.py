@@ -1,9 +1,18 @@
-"""Which engine trains a run's cohorts."""
+"""Which way a run's cohorts are trained. For ``engine: auto`` modules are asked, tried and watched, in this order.
 
+Asked: does everything that the run has say that it works for many clients at once, and would that be quicker? Tried: do
+two clients at once get the gradients of one alone, and leave no trace in what they share? Watched: do the steps of each
+chunk leave none either? At the first no clients train one after another; a chunk that failed is trained again.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 from lightning_utilities.core.rank_zero import rank_zero_debug
+from torch import nn
 from torch.optim import ASGD, Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -12,21 +21,43 @@ from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.hooks import FederatedCallback, HookCaller, is_stock
 from lightning_fed.core.optimizer.flat import ELEMENTWISE
 from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.train_state import LocalOptions, TrainState
-from lightning_fed.core.user_code import overrides
+from lightning_fed.core.updates import Client
+from lightning_fed.core.user_code import is_own, overrides, own_places
 from lightning_fed.distributed.strategy import processes_of
-from lightning_fed.engines.base import Engine
-from lightning_fed.engines.client_batches import Phases
-from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.start_gradients import asks_for_full_gradients
-from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.engines.vectorized.automatic import LARGEST_CHUNK, AutomaticEngine, expect_worthwhile, own_share
+from lightning_fed.engines.base import ClientTrainer, Engine, FinishedClient, TrainingParts
+from lightning_fed.engines.client_batches import Phases, samples_in_epoch
+from lightning_fed.engines.sequential import SequentialTrainer
+from lightning_fed.engines.start_gradients import RoundCounts, asks_for_full_gradients
+from lightning_fed.engines.trial import Attributes, random_states
+from lightning_fed.engines.vectorized import VectorizedTrainer
+from lightning_fed.engines.vectorized.batches import gathers
 from lightning_fed.engines.vectorized.preflight import StepProbe
-from lightning_fed.engines.vectorized.refusals import CannotStack, NotQuicker, cause_of, first_sentence, refusal, unsaid
+from lightning_fed.engines.vectorized.refusals import (
+    FEWEST_LANES,
+    CannotStack,
+    NotQuicker,
+    attempt,
+    cause_of,
+    first_sentence,
+    refusal,
+    tell,
+    unsaid,
+)  # fmt: skip
 from lightning_fed.engines.watch import ModuleWatch
 
-__all__ = ["make_engine"]
+__all__ = ["AutomaticTrainer", "make_engine"]
 
+# A larger chunk is no faster and only takes memory: the fixed cost of a step is already small for each client.
+LARGEST_CHUNK = 128
+# Measured limits (docs/engines.md): with a larger model or batch, a step is so long that sharing it gains nothing.
+_MOST_WEIGHTS, _LARGEST_BATCH = {"cpu": 2**17, "cuda": 10_000_000}, 300  # of single precision
+# Layers of torch with weights whose step was measured to be quicker for many clients at once, on a CPU.
+_QUICK = (
+    nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.PReLU,
+    nn.ModuleList, nn.ParameterList, nn.ParameterDict,
+)  # fmt: skip
 _MODULE_HOOKS = (
     "backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "on_before_zero_grad",
     "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start", "on_train_batch_end",
@@ -56,14 +87,15 @@ def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, red
     if "full_gradients" in choice and is_news("full gradients", choice["full_gradients"]):
         rank_zero_info(f"Gradients over a client's full data: {choice['full_gradients']}.")
     state.engine_choice = choice
-    if choice["engine"] == "vectorized":
-        kind = AutomaticEngine if options.engine == "auto" else VectorizedEngine
-        size, stacks = choice["chunk_size"], "full_gradients" not in choice
-        engine: Engine = kind(state, options, hooks, reducer, chunk_size=size, stack_full_gradients=stacks)
-    else:
-        engine = SequentialEngine(state, options, hooks, reducer)
-    state.client_states.elsewhere, state.start_gradients = engine.assignment.elsewhere, engine.start_gradients
-    return engine
+    parts = TrainingParts(state, options, hooks)
+    return Engine(parts, _trainer_for(parts, choice), reducer)
+
+
+def _trainer_for(parts: TrainingParts, choice: dict[str, Any]) -> ClientTrainer:
+    if choice["engine"] == "sequential":
+        return SequentialTrainer(parts)
+    kind = AutomaticTrainer if parts.options.engine == "auto" else VectorizedTrainer
+    return kind(parts, choice["chunk_size"], "full_gradients" not in choice)
 
 
 def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict[str, Any]:
@@ -72,14 +104,14 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
     try:
         _expect_hooks_that_stack(state, options, hooks)
         if automatic:
-            expect_worthwhile(state, options, hooks)
+            _expect_worthwhile(state, options, hooks)
         probe = StepProbe(state, options)
         if probe.expect_stackable() and automatic:
             raise CannotStack("the model draws random numbers, which would differ for many clients at once")
         # A resumed run keeps its chunk size: another one would change the random numbers drawn.
         kept = (state.engine_choice or {}).get("chunk_size")
         twice = any(getattr(callback, "takes_second_gradient", False) for callback in hooks.callbacks)
-        size = options.chunk_size or kept or min(own_share(state), LARGEST_CHUNK, probe.lanes_that_fit(twice))
+        size = options.chunk_size or kept or min(_own_share(state), LARGEST_CHUNK, probe.lanes_that_fit(twice))
         apart = _apart(probe, options, hooks)
     except Exception as error:  # any error of the user's code: it may work for one client at a time
         known = isinstance(error, CannotStack) or out_of_memory(error)
@@ -93,15 +125,7 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
     return {"engine": "vectorized", "chunk_size": size, "reason": why, **apart}
 
 
-def _apart(probe: StepProbe, options: LocalOptions, hooks: HookCaller) -> dict[str, str]:
-    """Returns why gradients over clients' full data cannot be taken at once; empty if they can or none are needed."""
-    if options.full_gradients.mode == "train" or not any(map(asks_for_full_gradients, hooks.callbacks)):
-        return {}
-    try:
-        probe.expect_stackable(in_eval=True)
-    except CannotStack as reason:
-        return {"full_gradients": f"one client after another, as in eval mode {reason}"}
-    return {}
+# Asked
 
 
 def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
@@ -156,3 +180,158 @@ def _is_watched(optimizer: Optimizer) -> bool:
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     watched = any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
     return watched or (replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"))
+
+
+def _expect_worthwhile(state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
+    """Refuses a run that may not be faster, or may not give the same result, with many clients at once.
+
+    Raises:
+        CannotStack: If the device, model, data or a callback rules it out. A trial step tests the rest later.
+    """
+    if state.engine_choice is None:
+        _expect_quicker(state, options)
+    elif state.engine_choice["engine"] != "vectorized":
+        raise CannotStack("the run trained this way before it was resumed")
+    for hook in ("on_client_end", "on_client_entered"):
+        for method in hooks.methods(hook):
+            owner = getattr(method, "__self__", method)
+            if is_own(type(owner)) and not getattr(owner, "stacks", False):
+                raise unsaid(owner, hook)
+    for part in state.module.modules():
+        if any((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)):
+            raise CannotStack(f"{type(part).__name__} has forward or backward hooks, which are for one client")
+
+
+def _own_share(state: TrainState) -> int:
+    """Returns how many clients of a round one process trains."""
+    return -(-state.cohort_size // processes_of(state.fabric).size)
+
+
+def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
+    device, source = state.vector.device.type, state.source
+    most = _MOST_WEIGHTS.get(device, 0) * 4 // max(4, state.vector.data.element_size())
+    if state.vector.all_numel > most:
+        raise NotQuicker(f"the model has more than {most:,} weights, above which it is not faster on {device}")
+    if (slow := next((part for part in state.module.modules() if not _is_quick(part)), None)) is not None:
+        raise NotQuicker(f"{type(slow).__name__} is not known to be quicker for many clients at once")
+    if not gathers(source, state.transfer):
+        raise NotQuicker("samples are read or changed one by one, which takes longer than the step of a small model")
+    if (batch := min(source.batch_size, int(np.max(source.sizes)))) > _LARGEST_BATCH:
+        raise NotQuicker(f"a step on {batch:,} samples is not faster for many clients at once")
+    if (lanes := _lanes_of_a_call(state, options)) < FEWEST_LANES:
+        raise NotQuicker(f"only {lanes:.1f} clients on average would share a step, too few: {FEWEST_LANES} are needed")
+
+
+def _is_quick(part: nn.Module) -> bool:
+    """Returns whether a part is faster for many clients: a known layer or the user's own, with at most 2-D weights."""
+    own = [parameter for parameter in part._parameters.values() if parameter is not None]
+    of_torch = next(kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.nn."))
+    return not own or ((of_torch is nn.Module or isinstance(part, _QUICK)) and all(p.ndim <= 2 for p in own))
+
+
+def _lanes_of_a_call(state: TrainState, options: LocalOptions) -> float:
+    """Estimates how many clients share a call of the step: those of one chunk with batches of one size at that step.
+
+    It assumes a cohort whose sizes are spread evenly over those of all clients.
+    """
+    source = state.source
+    sizes = samples_in_epoch(source, np.asarray(source.sizes))
+    sizes = sizes[sizes > 0]
+    count = min(_own_share(state), options.chunk_size or LARGEST_CHUNK)
+    cohort = np.quantile(sizes, np.linspace(0, 1, count), method="nearest")
+    most = options.local_steps or int(cohort.max())
+    full = np.minimum(cohort // source.batch_size, most)
+    rest = cohort[(cohort % source.batch_size > 0) & (full < most)]
+    return float((full.sum() + len(rest)) / (full.max() + len(np.unique(rest))))
+
+
+# Tried
+
+
+def _apart(probe: StepProbe, options: LocalOptions, hooks: HookCaller) -> dict[str, str]:
+    """Returns why gradients over clients' full data cannot be taken at once; empty if they can or none are needed."""
+    if options.full_gradients.mode == "train" or not any(map(asks_for_full_gradients, hooks.callbacks)):
+        return {}
+    try:
+        probe.expect_stackable(in_eval=True)
+    except CannotStack as reason:
+        return {"full_gradients": f"one client after another, as in eval mode {reason}"}
+    return {}
+
+
+# Watched
+
+
+class AutomaticTrainer(ClientTrainer):
+    """Trains clients in chunks, each chunk at once; if one fails, it and all later clients train one after another.
+
+    A chunk is handed over only after all its steps are taken, so that it can be trained again if it fails.
+    """
+
+    def __init__(self, parts: TrainingParts, chunk_size: int, stack_full_gradients: bool) -> None:
+        super().__init__(parts)
+        self.one_by_one = self.start_gradients.full_gradient
+        self.many = VectorizedTrainer(parts, chunk_size, stack_full_gradients, self._watched)
+        self.alone: SequentialTrainer | None = None
+        self.places = own_places(self.module)
+
+    def train(self, clients: tuple[Client, ...]) -> Iterator[FinishedClient]:
+        """Trains chunk after chunk; see ``ClientTrainer``."""
+        while clients and self.alone is None:
+            chunk = clients[: self.many.chunk_size]
+            if (trained := self._try_chunk(chunk)) is not None:
+                yield from trained
+                clients = clients[len(chunk) :]
+        if self.alone is not None:
+            yield from self.alone.train(clients)
+
+    def _try_chunk(self, clients: tuple[Client, ...]) -> Iterator[FinishedClient] | None:
+        """Trains clients at once; None if that failed for any reason: the next try is with fewer, or one at a time."""
+        state, logged, counted = self.state, self.recorder.series, RoundCounts()
+        counted.take(self.parts.counts)
+        trained, reason, fewer = attempt(lambda: self.many.train_chunk(clients), lambda: len(clients))
+        if trained is not None:
+            return self.many.finish(trained)
+        self.recorder.series = logged
+        self.parts.counts.take(counted)
+        state.leave_client()
+        state.vector.refresh()
+        if fewer:
+            self._shrink(fewer, reason)
+        else:
+            self._fall_back(reason)
+        return None
+
+    @contextmanager
+    def _watched(self, clients: tuple[Client, ...]) -> Iterator[None]:
+        """Refuses steps that drew random numbers or changed what clients share, even if the trial step did not."""
+        before, device = Attributes(self.module, self.places), self.state.vector.device
+        try:
+            yield
+            drawn = random_states(device)
+            seed_everywhere(seed_for(self.state.seed, Purpose.LOCAL, clients[0].round, clients[0].id))
+            if random_states(device) != drawn:
+                raise CannotStack("its training draws random numbers, which would differ for many clients at once")
+            if name := before.shared():
+                where = type(self.module).__name__
+                raise CannotStack(f"{where} changes `{name}` in training, which clients trained at once would share")
+        except Exception:  # any error is raised again: these clients then train again from the same attributes
+            before.put_back()
+            raise
+
+    def _shrink(self, size: int, reason: str) -> None:
+        """Lets fewer clients train at once, in a resumed run too."""
+        is_news("engine", f"chunks of {size}")  # so that the next run prints its own line
+        tell(f"Engine: vectorized in chunks of {size} from round {self.state.round} on, as {reason}.")
+        self.many.chunk_size = size
+        self.state.engine_choice = {**(self.state.engine_choice or {}), "chunk_size": size}
+        self.many.make_room(0)
+
+    def _fall_back(self, reason: str) -> None:
+        """Prints why, and trains clients one after another from here on."""
+        is_news("engine", f"sequential from round {self.state.round} on")
+        tell(f"Engine: sequential from round {self.state.round} on, as {reason}.")
+        self.state.engine_choice = {"engine": "sequential", "reason": reason}
+        self.many.make_room(0)  # frees the matrices
+        self.start_gradients.full_gradient, self.parts.at_work = self.one_by_one, ()
+        self.alone = SequentialTrainer(self.parts)

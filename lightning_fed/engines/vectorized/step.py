@@ -19,7 +19,7 @@ from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.user_code import accepts
-from lightning_fed.engines.local_step import loss_of
+from lightning_fed.engines.client_batches import loss_of
 from lightning_fed.engines.vectorized.refusals import MANY_CLIENTS, CannotStack, of_one_client
 
 __all__ = ["LaneLog", "StackedStep"]
@@ -33,14 +33,14 @@ class StackedStep:
     Args:
         state: What ``fit`` works on; of the module's own parameters only frozen ones are used, and no buffers.
         unasked: Whether the user did not ask for many clients at once: then a step may not print or use the trainer.
+        client_losses: Changes the losses of clients whose ``own`` tensors are given; None if no algorithm does.
 
     Attributes:
         reads_batch_idx: Whether the training step may depend on the batch's number within its epoch.
         losses: The clients' losses in the last call, shape (n,), as ``training_step`` returned them.
-        client_losses: Changes the losses of clients whose ``own`` tensors are given; None if no algorithm does.
     """
 
-    def __init__(self, state: TrainState, unasked: bool) -> None:
+    def __init__(self, state: TrainState, unasked: bool, client_losses: ClientLosses | None = None) -> None:
         knowing = [part for part in state.module.modules() if vars(part).get("_trainer") is not None]
         self.refusing: Any = partial(of_one_client, knowing) if unasked else nullcontext
         self.state, self.module, self.vector = state, state.module, state.vector
@@ -52,7 +52,7 @@ class StackedStep:
         self.starts = [place.start for place in self.vector.all_places().values()]
         self.recorder, self.touched = MetricRecorder(), set[str]()
         self.losses = self.vector.data.new_empty(0)
-        self.client_losses: ClientLosses | None = None
+        self.client_losses = client_losses
         # Names of buffers, what the batch is, its number, and who changes the loss.
         self._call: tuple[tuple[str, ...], TreeSpec, int, ClientLosses | None]
         self._replaced: tuple[str, ...]
