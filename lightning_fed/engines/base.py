@@ -207,7 +207,7 @@ class Engine:
         logged = logged_here(self.recorder, self.state.module)
         everyone = self.processes.exchange((self.counts, left_out, kept, self.reducer.entries(), logged), "training")
         counts, all_left_out, keep, entries, all_logged = zip(*everyone, strict=True)
-        self.counts.take(RoundCounts.of_all(counts))
+        self.counts.take(*counts)
         failed = {client: what for _, part in all_left_out for client, what in part.items()}
         self.divergence.settle(sorted(client for part, _ in all_left_out for client in part), failed)
         self.assignment.take_note(keep)

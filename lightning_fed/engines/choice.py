@@ -7,7 +7,8 @@ chunk leave none either? At the first no clients train one after another; a chun
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,6 +17,7 @@ from torch import nn
 from torch.optim import ASGD, Optimizer, Rprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from lightning_fed.client_algorithms import LossAlgorithm
 from lightning_fed.core.devices import cudnn_layer, out_of_memory
 from lightning_fed.core.display.shown import is_news
 from lightning_fed.core.hooks import FederatedCallback, HookCaller, is_stock
@@ -29,22 +31,12 @@ from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.base import ClientTrainer, Engine, FinishedClient, TrainingParts
 from lightning_fed.engines.client_batches import Phases, samples_in_epoch
 from lightning_fed.engines.sequential import SequentialTrainer
-from lightning_fed.engines.start_gradients import RoundCounts, asks_for_full_gradients
+from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.trial import Attributes, random_states
 from lightning_fed.engines.vectorized import VectorizedTrainer
 from lightning_fed.engines.vectorized.batches import gathers
 from lightning_fed.engines.vectorized.preflight import StepProbe
-from lightning_fed.engines.vectorized.refusals import (
-    FEWEST_LANES,
-    CannotStack,
-    NotQuicker,
-    attempt,
-    cause_of,
-    first_sentence,
-    refusal,
-    tell,
-    unsaid,
-)  # fmt: skip
+from lightning_fed.engines.vectorized.refusals import FEWEST_LANES, CannotStack, attempt, cause_of, refusal, tell
 from lightning_fed.engines.watch import ModuleWatch
 
 __all__ = ["AutomaticTrainer", "make_engine"]
@@ -66,6 +58,13 @@ _CALLBACK_HOOKS = (
     "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_local_step_start", "on_train_batch_start",
     "on_train_batch_end",
 )  # fmt: skip
+
+
+_Reasons: TypeAlias = Iterator[tuple[Any, str]]
+
+
+class NotQuicker(CannotStack):
+    """Says that a run would be no faster with many clients at once; the user has nothing to change."""
 
 
 def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, reducer: RoundReducer) -> Engine:
@@ -102,9 +101,11 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
     """Decides from the run's properties, not from timings, so that the choice is always the same."""
     automatic = options.engine == "auto"
     try:
-        _expect_hooks_that_stack(state, options, hooks)
+        _expect_none(_against_many(state, options, hooks))
+        if automatic and state.engine_choice is None:
+            _expect_none(_against_speed(state, options), NotQuicker)
         if automatic:
-            _expect_worthwhile(state, options, hooks)
+            _expect_none(_against_auto(state, hooks))
         probe = StepProbe(state, options)
         if probe.expect_stackable() and automatic:
             raise CannotStack("the model draws random numbers, which would differ for many clients at once")
@@ -114,64 +115,57 @@ def _choose(state: TrainState, options: LocalOptions, hooks: HookCaller) -> dict
         size = options.chunk_size or kept or min(_own_share(state), LARGEST_CHUNK, probe.lanes_that_fit(twice))
         apart = _apart(probe, options, hooks)
     except Exception as error:  # any error of the user's code: it may work for one client at a time
-        known = isinstance(error, CannotStack) or out_of_memory(error)
         if automatic:
-            why = cause_of(error, 2) if known else f"a trial step of many clients failed ({first_sentence(error)})"
+            why = cause_of(error, 2, otherwise="a trial step of many clients failed")
             return {"engine": "sequential", "reason": why, **({"quiet": True} if isinstance(error, NotQuicker) else {})}
-        if known:
+        if isinstance(error, CannotStack) or out_of_memory(error):
             raise refusal(error, 2) from error
         raise
     why = "the model is small and its step goes through torch.func.vmap" if automatic else "it was asked for"
     return {"engine": "vectorized", "chunk_size": size, "reason": why, **apart}
 
 
-# Asked
+# 1. Asked: what has to say that it works for many clients at once, and whether these would be quicker.
 
 
-def _expect_hooks_that_stack(state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
-    """Refuses a run that needs something that a step of many clients at once cannot do.
+def _expect_none(reasons: _Reasons, kind: type[CannotStack] = CannotStack) -> None:
+    """Refuses many clients at once for the first reason that holds."""
+    for holds, reason in reasons:
+        if holds:
+            raise kind(reason)
 
-    Raises:
-        CannotStack: If the module, a callback or an option needs it.
-    """
-    module = state.module
-    if not module.automatic_optimization:
-        raise CannotStack(f"{type(module).__name__} steps its optimizers by itself")
-    if options.compile_mode is not None:
-        raise CannotStack("`--trainer.compile` compiles the step of a client that trains alone")
-    if module._compiler_ctx is not None:
-        raise CannotStack(f"{type(module).__name__} went through `torch.compile` by itself")
-    if layer := cudnn_layer(module, state.vector.device):
-        raise CannotStack(f"on a GPU cuDNN computes the model's {layer} for one client at a time")
+
+def _against_many(state: TrainState, options: LocalOptions, hooks: HookCaller) -> _Reasons:
+    """Yields what a step of many clients at once cannot do: whether the run needs it, and what is said then."""
+    module, optimizer = state.module, state.optimizer.optimizer
+    model, steps = type(module).__name__, type(optimizer).__name__
+    yield not module.automatic_optimization, f"{model} steps its optimizers by itself"
+    yield options.compile_mode is not None, "`--trainer.compile` compiles the step of a client that trains alone"
+    yield module._compiler_ctx is not None, f"{model} went through `torch.compile` by itself"
+    layer = cudnn_layer(module, state.vector.device)
+    yield layer, f"on a GPU cuDNN computes the model's {layer} for one client at a time"
     for callback in hooks.callbacks:
-        if is_stock(callback, "BaseFinetuning"):
-            raise CannotStack(f"{type(callback).__name__} freezes weights for some rounds, which get no gradient then")
+        name, freezes = type(callback).__name__, is_stock(callback, "BaseFinetuning")
+        yield freezes, f"{name} freezes weights for some rounds, which get no gradient then"
     for hook in _MODULE_HOOKS:
-        if overrides(module, hook):
-            raise CannotStack(f"{type(module).__name__} overrides `{hook}`, which is for one client")
+        yield overrides(module, hook), f"{model} overrides `{hook}`, which is for one client"
     for hook in _CALLBACK_HOOKS:
         for method in hooks.methods(hook):
             name = type(getattr(method, "__self__", method)).__name__
-            raise CannotStack(f"{name} overrides `{hook}`, which is for one client")
+            yield True, f"{name} overrides `{hook}`, which is for one client"
     for hook in ("on_client_start", "on_before_optimizer_step"):
         for method in hooks.methods(hook):
             owner = getattr(method, "__self__", None)
-            if not (isinstance(owner, FederatedCallback) and owner.stacks):
-                raise unsaid(owner or method, hook)
-    if options.tolerance.on_client_error == "skip":
-        raise CannotStack("`--trainer.tolerance.on_client_error` is skip, and clients that train at once fail at once")
-    if state.optimizer.step_schedulers and Phases(state, options, hooks).by_epochs:
-        raise CannotStack("its schedule steps with each local step, and clients turn from head to body at others")
-    optimizer = state.optimizer.optimizer
-    if type(optimizer) not in ELEMENTWISE:
-        raise CannotStack(f"{type(optimizer).__name__} is not known to step each weight by its own gradient alone")
-    if _is_watched(optimizer):
-        raise CannotStack(f"{type(optimizer).__name__} has hooks, or another `step`, which are for one client")
-    if options.changes_rates and isinstance(optimizer, (ASGD, Rprop)):
-        name = type(optimizer).__name__
-        raise CannotStack(f"the step of {name} is not in proportion to `--trainer.participation.work.lr`")
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise CannotStack(f"{type(optimizer).__name__} is differentiable")
+            yield not (isinstance(owner, FederatedCallback) and owner.stacks), _unsaid(owner or method, hook)
+    skips = options.tolerance.on_client_error == "skip"
+    yield skips, "`--trainer.tolerance.on_client_error` is skip, and clients that train at once fail at once"
+    by_epochs = state.optimizer.step_schedulers and Phases(state, options, hooks).by_epochs
+    yield by_epochs, "its schedule steps with each local step, and clients turn from head to body at others"
+    yield type(optimizer) not in ELEMENTWISE, f"{steps} is not known to step each weight by its own gradient alone"
+    yield _is_watched(optimizer), f"{steps} has hooks, or another `step`, which are for one client"
+    unlike = options.changes_rates and isinstance(optimizer, (ASGD, Rprop))
+    yield unlike, f"the step of {steps} is not in proportion to `--trainer.participation.work.lr`"
+    yield any(group.get("differentiable") for group in optimizer.param_groups), f"{steps} is differentiable"
 
 
 def _is_watched(optimizer: Optimizer) -> bool:
@@ -182,24 +176,17 @@ def _is_watched(optimizer: Optimizer) -> bool:
     return watched or (replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"))
 
 
-def _expect_worthwhile(state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
-    """Refuses a run that may not be faster, or may not give the same result, with many clients at once.
-
-    Raises:
-        CannotStack: If the device, model, data or a callback rules it out. A trial step tests the rest later.
-    """
-    if state.engine_choice is None:
-        _expect_quicker(state, options)
-    elif state.engine_choice["engine"] != "vectorized":
-        raise CannotStack("the run trained this way before it was resumed")
+def _against_auto(state: TrainState, hooks: HookCaller) -> _Reasons:
+    """Yields what may give another result with many clients at once, if nobody asked for them."""
+    choice = state.engine_choice
+    yield choice and choice["engine"] != "vectorized", "the run trained this way before it was resumed"
     for hook in ("on_client_end", "on_client_entered"):
         for method in hooks.methods(hook):
             owner = getattr(method, "__self__", method)
-            if is_own(type(owner)) and not getattr(owner, "stacks", False):
-                raise unsaid(owner, hook)
+            yield is_own(type(owner)) and not getattr(owner, "stacks", False), _unsaid(owner, hook)
     for part in state.module.modules():
-        if any((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)):
-            raise CannotStack(f"{type(part).__name__} has forward or backward hooks, which are for one client")
+        hooked = any((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks))
+        yield hooked, f"{type(part).__name__} has forward or backward hooks, which are for one client"
 
 
 def _own_share(state: TrainState) -> int:
@@ -207,19 +194,21 @@ def _own_share(state: TrainState) -> int:
     return -(-state.cohort_size // processes_of(state.fabric).size)
 
 
-def _expect_quicker(state: TrainState, options: LocalOptions) -> None:
+def _against_speed(state: TrainState, options: LocalOptions) -> _Reasons:
+    """Yields what was measured to be no faster with many clients at once."""
     device, source = state.vector.device.type, state.source
     most = _MOST_WEIGHTS.get(device, 0) * 4 // max(4, state.vector.data.element_size())
-    if state.vector.all_numel > most:
-        raise NotQuicker(f"the model has more than {most:,} weights, above which it is not faster on {device}")
-    if (slow := next((part for part in state.module.modules() if not _is_quick(part)), None)) is not None:
-        raise NotQuicker(f"{type(slow).__name__} is not known to be quicker for many clients at once")
-    if not gathers(source, state.transfer):
-        raise NotQuicker("samples are read or changed one by one, which takes longer than the step of a small model")
-    if (batch := min(source.batch_size, int(np.max(source.sizes)))) > _LARGEST_BATCH:
-        raise NotQuicker(f"a step on {batch:,} samples is not faster for many clients at once")
-    if (lanes := _lanes_of_a_call(state, options)) < FEWEST_LANES:
-        raise NotQuicker(f"only {lanes:.1f} clients on average would share a step, too few: {FEWEST_LANES} are needed")
+    many = state.vector.all_numel > most
+    yield many, f"the model has more than {most:,} weights, above which it is not faster on {device}"
+    for part in state.module.modules():
+        yield not _is_quick(part), f"{type(part).__name__} is not known to be quicker for many clients at once"
+    apart = not gathers(source, state.transfer)
+    yield apart, "samples are read or changed one by one, which takes longer than the step of a small model"
+    batch = min(source.batch_size, int(np.max(source.sizes)))
+    yield batch > _LARGEST_BATCH, f"a step on {batch:,} samples is not faster for many clients at once"
+    lanes = _lanes_of_a_call(state, options)
+    few = f"only {lanes:.1f} clients on average would share a step, too few: {FEWEST_LANES} are needed"
+    yield lanes < FEWEST_LANES, few
 
 
 def _is_quick(part: nn.Module) -> bool:
@@ -245,7 +234,16 @@ def _lanes_of_a_call(state: TrainState, options: LocalOptions) -> float:
     return float((full.sum() + len(rest)) / (full.max() + len(np.unique(rest))))
 
 
-# Tried
+def _unsaid(owner: Any, hook: str) -> str:
+    """Says which callback does not say that its hook works for many clients at once, and when it may."""
+    says = "does not say" if isinstance(owner, FederatedCallback) else "is no FederatedCallback that says"
+    works = f"`{hook}` works for many clients at once"
+    if isinstance(owner, LossAlgorithm) and hook == "on_client_start":  # which the user has not written
+        works = "`logits` and `term` go through torch.func.vmap"
+    return f"{type(owner).__name__} {says} `stacks = True` (set it if its {works})"
+
+
+# 2. Tried, by `StepProbe`: in train mode, and where gradients over full data are asked for in eval mode.
 
 
 def _apart(probe: StepProbe, options: LocalOptions, hooks: HookCaller) -> dict[str, str]:
@@ -259,7 +257,7 @@ def _apart(probe: StepProbe, options: LocalOptions, hooks: HookCaller) -> dict[s
     return {}
 
 
-# Watched
+# 3. Watched: the steps of every chunk, which else trains again.
 
 
 class AutomaticTrainer(ClientTrainer):
@@ -276,7 +274,6 @@ class AutomaticTrainer(ClientTrainer):
         self.places = own_places(self.module)
 
     def train(self, clients: tuple[Client, ...]) -> Iterator[FinishedClient]:
-        """Trains chunk after chunk; see ``ClientTrainer``."""
         while clients and self.alone is None:
             chunk = clients[: self.many.chunk_size]
             if (trained := self._try_chunk(chunk)) is not None:
@@ -287,8 +284,7 @@ class AutomaticTrainer(ClientTrainer):
 
     def _try_chunk(self, clients: tuple[Client, ...]) -> Iterator[FinishedClient] | None:
         """Trains clients at once; None if that failed for any reason: the next try is with fewer, or one at a time."""
-        state, logged, counted = self.state, self.recorder.series, RoundCounts()
-        counted.take(self.parts.counts)
+        state, logged, counted = self.state, self.recorder.series, replace(self.parts.counts)
         trained, reason, fewer = attempt(lambda: self.many.train_chunk(clients), lambda: len(clients))
         if trained is not None:
             return self.many.finish(trained)
@@ -296,10 +292,7 @@ class AutomaticTrainer(ClientTrainer):
         self.parts.counts.take(counted)
         state.leave_client()
         state.vector.refresh()
-        if fewer:
-            self._shrink(fewer, reason)
-        else:
-            self._fall_back(reason)
+        self._give_way(reason, fewer)
         return None
 
     @contextmanager
@@ -319,19 +312,17 @@ class AutomaticTrainer(ClientTrainer):
             before.put_back()
             raise
 
-    def _shrink(self, size: int, reason: str) -> None:
-        """Lets fewer clients train at once, in a resumed run too."""
-        is_news("engine", f"chunks of {size}")  # so that the next run prints its own line
-        tell(f"Engine: vectorized in chunks of {size} from round {self.state.round} on, as {reason}.")
-        self.many.chunk_size = size
-        self.state.engine_choice = {**(self.state.engine_choice or {}), "chunk_size": size}
-        self.many.make_room(0)
-
-    def _fall_back(self, reason: str) -> None:
-        """Prints why, and trains clients one after another from here on."""
-        is_news("engine", f"sequential from round {self.state.round} on")
-        tell(f"Engine: sequential from round {self.state.round} on, as {reason}.")
-        self.state.engine_choice = {"engine": "sequential", "reason": reason}
+    def _give_way(self, reason: str, fewer: int) -> None:
+        """Prints why, and trains fewer clients at once from here on, in a resumed run too; with 0 one after another."""
+        how = f"vectorized in chunks of {fewer}" if fewer else "sequential"
+        line = f"Engine: {how} from round {self.state.round} on, as {reason}."
+        is_news("engine", line)  # so that the next run prints its own line
+        tell(line)
         self.many.make_room(0)  # frees the matrices
+        if fewer:
+            self.many.chunk_size = fewer
+            self.state.engine_choice = {**(self.state.engine_choice or {}), "chunk_size": fewer}
+            return
+        self.state.engine_choice = {"engine": "sequential", "reason": reason}
         self.start_gradients.full_gradient, self.parts.at_work = self.one_by_one, ()
         self.alone = SequentialTrainer(self.parts)

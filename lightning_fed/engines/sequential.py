@@ -45,7 +45,6 @@ class SequentialTrainer(ClientTrainer):
             self.optimizer.scale_rates()
 
     def train(self, clients: tuple[Client, ...]) -> Iterator[FinishedClient]:
-        """Trains one client after the other; see ``ClientTrainer``."""
         for client in clients:
             if self.options.tolerance.max_diverged:
                 self.recorder.mark()

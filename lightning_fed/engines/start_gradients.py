@@ -55,15 +55,10 @@ class RoundCounts:
     bytes_up: int = 0
     max_steps: int = 0
 
-    def take(self, other: "RoundCounts") -> None:
-        """Becomes equal to others."""
-        vars(self).update(vars(other))
-
-    @classmethod
-    def of_all(cls, parts: "tuple[RoundCounts, ...]") -> "RoundCounts":
-        """Brings together those of several processes."""
-        sums = {name: sum(getattr(part, name) for part in parts) for name in ("samples", "gradients", "bytes_up")}
-        return cls(**sums, max_steps=max(part.max_steps for part in parts))
+    def take(self, *others: "RoundCounts") -> None:
+        """Becomes equal to those of another, or of all processes together."""
+        sums = {name: sum(getattr(other, name) for other in others) for name in ("samples", "gradients", "bytes_up")}
+        vars(self).update(sums, max_steps=max(other.max_steps for other in others))
 
 
 class ComputedStartGradients:

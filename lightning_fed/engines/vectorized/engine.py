@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,21 +18,14 @@ from lightning_fed.engines.second_pass import StackedBatchGradient
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from lightning_fed.engines.vectorized.lanes import Lanes, keep_freed_memory
-from lightning_fed.engines.vectorized.refusals import CannotStack, explained_refusals
+from lightning_fed.engines.vectorized.refusals import CannotStack, is_of_many, refusal
 from lightning_fed.engines.vectorized.step import LaneLog, StackedStep
 
 __all__ = ["TrainedChunk", "VectorizedTrainer"]
 
 
-@dataclass
-class TrainedChunk:
-    """Clients that have trained at once.
-
-    Attributes:
-        batches: Which lane each has, and the steps that it took.
-        log: What they logged.
-        rates: Learning rate and momentum of each step, if they are asked for.
-    """
+class TrainedChunk(NamedTuple):
+    """Clients that have trained at once: their lanes, what they logged, and the rates of each step if asked for."""
 
     batches: LaneBatches
     log: LaneLog
@@ -44,7 +36,7 @@ class VectorizedTrainer(ClientTrainer):
     """Trains a chunk of clients under ``torch.func.vmap``, then hands them over one by one.
 
     Args:
-        parts: What it shares with the books.
+        parts: See ``ClientTrainer``.
         chunk_size: Clients trained at once.
         stack_full_gradients: Whether gradients over the clients' full data are taken at once too.
         around_steps: Makes, of the clients of a chunk, a block around their steps.
@@ -83,11 +75,14 @@ class VectorizedTrainer(ClientTrainer):
         self.optimizer.optimizer._opt_called = True  # type: ignore[attr-defined]  # what torch's schedules look for
 
     def train(self, clients: tuple[Client, ...]) -> Iterator[FinishedClient]:
-        """Trains chunk after chunk; see ``ClientTrainer``."""
         for first in range(0, len(clients), self.chunk_size):
             chunk = clients[first : first + self.chunk_size]
-            with explained_refusals(len(chunk)):
+            try:
                 trained = self.finish(self.train_chunk(chunk))
+            except Exception as error:
+                if not is_of_many(error):
+                    raise
+                raise refusal(error, len(chunk)) from error
             yield from trained
 
     def train_chunk(self, clients: tuple[Client, ...]) -> TrainedChunk:
