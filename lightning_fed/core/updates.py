@@ -7,7 +7,7 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Client", "Cohort", "Need", "ReducedUpdate", "StartGradient", "StartGradients", "Update"]
+__all__ = ["Client", "Cohort", "Need", "ReducedUpdate", "RoundCounts", "StartGradient", "StartGradients", "Update"]
 
 StartGradient: TypeAlias = Literal["none", "client", "cohort"]
 
@@ -87,6 +87,29 @@ class Update:
     def took_step(self) -> bool:
         """Whether the client's optimizer moved it: a step at learning rate 0 is none."""
         return bool(self.num_steps and self.distance)
+
+
+@dataclass
+class RoundCounts:
+    """What the training of a round has taken.
+
+    Attributes:
+        samples: Samples that went through local steps.
+        gradients: Samples whose gradient, or loss alone, was computed for a method besides: at the start or the end of
+            clients, or at other points of steps.
+        bytes_up: What updates took on their way to the server.
+        max_steps: Local steps of the client that took most, or its optimizers' if it steps them itself.
+    """
+
+    samples: int = 0
+    gradients: int = 0
+    bytes_up: int = 0
+    max_steps: int = 0
+
+    def take(self, *others: "RoundCounts") -> None:
+        """Becomes equal to those of another, or of all processes together."""
+        sums = {name: sum(getattr(other, name) for other in others) for name in ("samples", "gradients", "bytes_up")}
+        vars(self).update(sums, max_steps=max(other.max_steps for other in others))
 
 
 class StartGradients(Protocol):

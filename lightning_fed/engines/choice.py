@@ -324,5 +324,6 @@ class AutomaticTrainer(ClientTrainer):
             self.state.engine_choice = {**(self.state.engine_choice or {}), "chunk_size": fewer}
             return
         self.state.engine_choice = {"engine": "sequential", "reason": reason}
-        self.start_gradients.full_gradient, self.parts.at_work = self.one_by_one, ()
+        self.start_gradients.go_back(self.one_by_one)
+        self.parts.at_work = ()
         self.alone = SequentialTrainer(self.parts)

@@ -1,4 +1,4 @@
-"""What local steps work on: a client's batches, the loss of one, and which part of the model they train."""
+"""A client's batches, as many as its source promises, and which part of its model the steps on them train."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_fed.client_algorithms.personal import PersonalParameters
@@ -18,7 +17,7 @@ from lightning_fed.core.updates import Client
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError
 
-__all__ = ["Phases", "explained_batches", "local_steps", "loss_of", "read_batches", "samples_in_epoch", "send_order"]
+__all__ = ["Phases", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_order"]
 
 _CHANGE = "set `--data.drop_last true`, or change `--data.batch_size`"
 
@@ -101,9 +100,6 @@ def read_batches(
 
     Steps, epochs and weights are computed from these sizes and would be wrong, without an error, for other batches.
     The arguments are those of ``BatchSource.batches``.
-
-    Raises:
-        FederatedError: If there are fewer or more.
     """
     size = batch_size or source.batch_size
     promised, count = -(-len(order) // size), 0
@@ -120,21 +116,3 @@ def read_batches(
             f"{len(order)} samples in batches of {size}, got {'more' if count > promised else count}: let `batches` "
             "yield what `sizes` and `batch_size` say."
         )
-
-
-def loss_of(output: Any, module: LightningModule) -> Tensor:
-    """Returns the loss in what ``training_step`` returned; it may lack a graph where no gradients are recorded."""
-    loss = output.get("loss") if isinstance(output, dict) else output
-    if isinstance(loss, Tensor) and loss.numel() == 1 and (loss.requires_grad or not torch.is_grad_enabled()):
-        return loss
-    if not isinstance(loss, Tensor):
-        got = "a dict without a tensor under 'loss'" if isinstance(output, dict) else repr(type(output).__name__)
-        got = "None" if output is None else got
-    elif loss.numel() != 1:
-        got = f"a tensor of shape {tuple(loss.shape)}: reduce it, for example with `.mean()`"
-    else:
-        got = "a loss that does not depend on any trainable parameter"
-    raise FederatedError(
-        f"Expected `{type(module).__name__}.training_step` to return a scalar loss tensor or a dict with one under "
-        f"'loss', got {got}."
-    )

@@ -12,9 +12,8 @@ from torch.optim import LBFGS
 
 from lightning_fed.client_algorithms.losses import ClientLosses
 from lightning_fed.core.recorder import outside_graphs
-from lightning_fed.core.user_code import accepts, overrides
+from lightning_fed.core.user_code import accepts, loss_of, overrides
 from lightning_fed.engines.base import TrainingParts
-from lightning_fed.engines.client_batches import loss_of
 from lightning_fed.engines.second_pass import BatchGradient
 from lightning_fed.errors import FederatedError, expect
 

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_fed.client_algorithms.losses import ClientLosses
 from lightning_fed.core.seeding import kept_streams
+from lightning_fed.core.user_code import loss_of
 from lightning_fed.engines.base import TrainingParts
-from lightning_fed.engines.client_batches import loss_of
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.errors import FederatedError, expect
 
@@ -35,7 +35,20 @@ class SecondGradient(ABC):
     def __init__(self, parts: TrainingParts) -> None:
         self.parts, self.state, self.module = parts, parts.state, parts.module
         self._is_open, self._noted = False, list[Any]()
-        _expect_one_gradient(parts)
+        options, why = parts.options, f"for {parts.asks_twice}, which takes a second gradient of the batch of each step"
+        expect(
+            options.accumulate_grad_batches == 1,
+            f"Expected `--trainer.accumulate_grad_batches 1` {why}, got {options.accumulate_grad_batches}: choose a "
+            "larger `--data.batch_size` instead.",
+        )
+        expect(
+            not isinstance(self.state.optimizer.optimizer, LBFGS),
+            f"Expected an optimizer that takes one gradient in a step {why}, got LBFGS: change `--model.optimizer`.",
+        )
+        expect(
+            options.compile_mode is None,
+            f"Expected `--trainer.compile false` {why}, got {options.compile_mode}: leave it out.",
+        )
         self.state.gradient_at = self
 
     def within(self, hooks: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
@@ -92,24 +105,6 @@ class SecondGradient(ABC):
             )
         taken = [t.narrow(dim, start, stop - start) if own else t for t, own in zip(leaves, cut, strict=True)]
         return tree_unflatten(taken, spec), stop - start
-
-
-def _expect_one_gradient(parts: TrainingParts) -> None:
-    """Refuses a step that adds up gradients, asks for several, or draws other random numbers when compiled."""
-    options, why = parts.options, f"for {parts.asks_twice}, which takes a second gradient of the batch of each step"
-    expect(
-        options.accumulate_grad_batches == 1,
-        f"Expected `--trainer.accumulate_grad_batches 1` {why}, got {options.accumulate_grad_batches}: choose a larger "
-        "`--data.batch_size` instead.",
-    )
-    expect(
-        not isinstance(parts.state.optimizer.optimizer, LBFGS),
-        f"Expected an optimizer that takes one gradient in a step {why}, got LBFGS: change `--model.optimizer`.",
-    )
-    expect(
-        options.compile_mode is None,
-        f"Expected `--trainer.compile false` {why}, got {options.compile_mode}: leave it out.",
-    )
 
 
 class BatchGradient(SecondGradient):

@@ -1,6 +1,5 @@
 """What methods ask for besides updates: gradients and losses of clients, at the global model and where they end."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -10,10 +9,11 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.devices import to_device
 from lightning_fed.core.hooks import FederatedCallback, HookCaller
 from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.train_state import LocalOptions, TrainState
-from lightning_fed.core.updates import Client, Cohort, Need, StartGradient, Update
+from lightning_fed.core.updates import Client, Cohort, Need, RoundCounts, StartGradient, Update
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.sources import BatchSource
 from lightning_fed.distributed.reducer import gather_rows
@@ -22,7 +22,7 @@ from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.errors import FederatedError
 
-__all__ = ["ClientGradients", "ComputedStartGradients", "RoundCounts", "asks_for_full_gradients"]
+__all__ = ["ClientGradients", "ComputedStartGradients", "asks_for_full_gradients"]
 
 _LEVELS: tuple[StartGradient, ...] = ("none", "client", "cohort")
 
@@ -36,29 +36,6 @@ def asks_for_full_gradients(callback: Callback) -> bool:
         return False
     by_gradient = bool(callback.all_needs & Need.ANY_GRADIENT) and callback.gradient_at != "last_step"
     return by_gradient or callback.reads_start_losses
-
-
-@dataclass
-class RoundCounts:
-    """What the training of a round has taken.
-
-    Attributes:
-        samples: Samples that went through local steps.
-        gradients: Samples whose gradient, or loss alone, was computed for a method besides: at the start or the end of
-            clients, or at other points of steps.
-        bytes_up: What updates took on their way to the server.
-        max_steps: Local steps of the client that took most, or its optimizers' if it steps them itself.
-    """
-
-    samples: int = 0
-    gradients: int = 0
-    bytes_up: int = 0
-    max_steps: int = 0
-
-    def take(self, *others: "RoundCounts") -> None:
-        """Becomes equal to those of another, or of all processes together."""
-        sums = {name: sum(getattr(other, name) for other in others) for name in ("samples", "gradients", "bytes_up")}
-        vars(self).update(sums, max_steps=max(other.max_steps for other in others))
 
 
 class ComputedStartGradients:
@@ -143,21 +120,18 @@ class ComputedStartGradients:
         self.losses_alone = self.wants_losses and self.level == "none"
         if self.wants_losses and self.method_level == "none":
             self.counts.gradients += sum(map(self.full_gradient.count, own))
-        self.clients = ()
+        self.clients, self._at = (), {}
         if self.level == "client" and not len(self._own):
             self._own = torch.empty_like(self.state.weights)
         if self.level != "cohort" or not cohort.clients:
             return None
-        if len(self._all_rows) < len(own):
-            self._all_rows = self._all_rows.new_empty(len(own), self._all_rows.shape[1])
-        rows = self._all_rows[: len(own)]
+        rows = self._room_for(own)
         with self.processes.working_alone():
             losses = self.compute(own, rows)
         self._arrange(own, cohort.clients, rows, losses)
         if not self.exchanged:
             return None
-        sizes: Tensor = torch.linalg.vector_norm(rows, dim=1)
-        return sizes + losses
+        return self.sizes_at(own)
 
     def compute(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
         """Computes the gradients at w of some clients, shape (n, d); returns their losses there, shape (n,)."""
@@ -209,17 +183,46 @@ class ComputedStartGradients:
         clients = tuple(sorted((client for part in everyone for client in part), key=lambda client: client.id))
         self._arrange(own, clients, self._all_rows[: len(index)], self._losses[index])
 
+    def take_ahead(self, clients: tuple[Client, ...]) -> None:
+        """Computes what clients that train at once would take one by one in ``load``, before any of them starts."""
+        if self.level == "client":
+            self._rows = self._room_for(clients)
+            self._losses = self.compute(clients, self._rows)
+        elif self.losses_alone:
+            self._losses = self.full_gradient.compute_at_start(clients, None)
+        if self.level != "cohort":
+            self._at = {client.id: at for at, client in enumerate(clients)}
+
     def load(self, client: Client) -> None:
         """Makes ``gradient`` and ``loss`` those of the client about to train; the live model holds w."""
-        if self.level == "cohort":
-            at = self._at[client.id]
-            self.gradient, self.loss = self._rows[at], self._losses[at]
-        elif self.level == "client":
-            self._count((client,))
-            self.loss = self.full_gradient.compute(client, self._own)
-            self.gradient = self._own
+        at = self._at.get(client.id)
+        if self.level != "none":
+            if at is None:
+                self._count((client,))
+                self.gradient, self.loss = self._own, self.full_gradient.compute(client, self._own)
+            else:
+                self.gradient, self.loss = self._rows[at], self._losses[at]
         elif self.losses_alone:
-            self.loss = self.full_gradient.compute(client, None)
+            self.loss = self.full_gradient.compute(client, None) if at is None else self._losses[at]
+
+    def sizes_at(self, clients: tuple[Client, ...]) -> Tensor:
+        """Returns ‖g_i‖ + f_i of clients whose gradients were taken before they trained, shape (n,)."""
+        sizes: Tensor = torch.linalg.vector_norm(self._rows, dim=1)
+        sizes, places = sizes + self._losses, [self._at[client.id] for client in clients]
+        return sizes if places == [*range(len(sizes))] else sizes[to_device(torch.tensor(places), sizes.device)]
+
+    def go_back(self, full_gradient: FullGradient) -> None:
+        """Has gradients computed otherwise from here on, also those that were taken ahead."""
+        self.full_gradient = full_gradient
+        if self.level != "cohort":
+            self._at, self._rows = {}, self._rows[:0].clone()
+            self._all_rows = self._rows
+
+    def _room_for(self, clients: tuple[Client, ...]) -> Tensor:
+        """Returns a row for each client, of a matrix that grows."""
+        if len(self._all_rows) < len(clients):
+            self._all_rows = self._all_rows.new_empty(len(clients), self._all_rows.shape[1])
+        return self._all_rows[: len(clients)]
 
 
 class ClientGradients:

@@ -46,7 +46,6 @@ class FreshOptimizers:
         """Notes what they hold now; returns the tensors that were copied."""
         if not self.copies:
             self.all, self._held = self._given, [self._attributes(each) for each in self._given]
-            self._names = [frozenset(vars(each)) for each in self.all]
             return []
         module = self._module
         kept = (vars(module).get("_trainer"), *module.modules(), *module.parameters(), *module.buffers())
@@ -55,7 +54,6 @@ class FreshOptimizers:
         self._same.update({id(each): each for each in self.all})
         self._held = [self._attributes(each) for each in self.all]
         self._held, memo = self._copy()
-        self._names = [frozenset(vars(each)) for each in self.all]
         self._noted = [(memo[id(tensor)], p) for tensor, p in self._live if id(tensor) in memo]
         return [each for key, each in memo.items() if isinstance(each, Tensor) and key not in self._same]
 
@@ -63,8 +61,8 @@ class FreshOptimizers:
         """Gives them what they held."""
         held, memo = self._copy() if self.copies else (self._held, {})
         self._live = [(memo[id(tensor)], p) for tensor, p in self._noted]
-        for optimizer, names, values in zip(self.all, self._names, held, strict=True):
-            for name in filter(self._belongs, vars(optimizer).keys() - names):
+        for optimizer, values in zip(self.all, held, strict=True):
+            for name in filter(self._belongs, vars(optimizer).keys() - values.keys()):
                 del vars(optimizer)[name]
             vars(optimizer).update(values)
 

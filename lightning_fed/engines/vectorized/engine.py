@@ -40,9 +40,6 @@ class VectorizedTrainer(ClientTrainer):
         chunk_size: Clients trained at once.
         stack_full_gradients: Whether gradients over the clients' full data are taken at once too.
         around_steps: Makes, of the clients of a chunk, a block around their steps.
-
-    Raises:
-        CannotStack: If the model or the run cannot train this way.
     """
 
     def __init__(
@@ -120,17 +117,14 @@ class VectorizedTrainer(ClientTrainer):
         lanes.start(batches.clients, start)
         self.started.clear()
         lane_of = {client.id: lane for lane, client in enumerate(batches.clients)}
-        if self.start_gradients.level == "client":
-            lanes.compute_own(self.start_gradients, batches.clients)
-        elif self.start_gradients.losses_alone:
-            lanes.own_losses = self.start_gradients.full_gradient.compute_at_start(batches.clients, None)
+        self.start_gradients.take_ahead(batches.clients)
         per_client = self.client_start_hooks or (state.buffers.values and state.buffers.policy == "local")
         for client in clients if per_client else ():
             lane = lane_of[client.id]
             state.vector.data.copy_(start)
             state.vector.personal.copy_(lanes.personal[lane])
             state.buffers.load(client)
-            lanes.give_gradient(lane, self.start_gradients, client)
+            self.start_gradients.load(client)
             state.enter(client, start)
             seed_everywhere(seed_for(state.seed, Purpose.LOCAL, client.round, client.id))
             logged, self.recorder.series = self.recorder.series, {}
@@ -228,7 +222,7 @@ class VectorizedTrainer(ClientTrainer):
         """Returns what the client of a lane has trained."""
         lanes, batches = self.lanes, chunk.batches
         client, steps = batches.clients[lane], batches.steps[lane]
-        lanes.give_gradient(lane, self.start_gradients, client)
+        self.start_gradients.load(client)
         return FinishedClient(
             Update(client, lanes.deltas()[lane], steps),
             lanes.origin_of(lane),
@@ -268,7 +262,7 @@ class VectorizedTrainer(ClientTrainer):
             rows = [lanes.buffers[name][:count].reshape(count, -1) for name in self.divergence.buffers]
             sizes = sizes + self.divergence.buffer_sizes([torch.linalg.vector_norm(row, dim=1) for row in rows])
         if self.start_gradients.method_level == "client":
-            sizes = sizes + lanes.own_sizes()
+            sizes = sizes + self.start_gradients.sizes_at(clients)
         if self.state.num_personal:
             sizes = sizes + torch.linalg.vector_norm(lanes.personal[:count], dim=1)
         return self.divergence.finite(clients, sizes)
