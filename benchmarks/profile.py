@@ -29,8 +29,8 @@ from lightning_fed.distributed.processes import Processes
 from lightning_fed.engines.base import Engine
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.local_step import LocalStep
-from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.vectorized import VectorizedEngine
+from lightning_fed.engines.sequential import SequentialTrainer
+from lightning_fed.engines.vectorized import VectorizedTrainer
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.step import StackedStep
 from lightning_fed.sampling import CohortDraw
@@ -42,13 +42,13 @@ __all__ = ["PARTS", "Clocks", "profile"]
 PARTS: dict[str, tuple[type, str]] = {
     "round": (RoundLoop, "_run_round"),
     "training the cohort": (Engine, "train"),
-    "a client, one after another": (SequentialEngine, "_train_client"),
+    "a client, one after another": (SequentialTrainer, "train_client"),
     "local step of one client": (LocalStep, "step"),
     "gradients of many clients": (StackedStep, "__call__"),
     "gathering batches": (TensorSource, "gather"),
     "arranging clients and shuffling": (LaneBatches, "__init__"),
     "optimizer": (FlatOptimizer, "step"),
-    "looking for divergence": (VectorizedEngine, "_finite"),
+    "looking for divergence": (VectorizedTrainer, "_finite"),
     "waiting for the device": (DivergenceWatch, "read"),
     "entering the round": (Engine, "_enter"),
     "drawing the cohort": (CohortDraw, "draw"),

@@ -142,7 +142,7 @@ class RoundReducer:
         if self._takes_losses:
             unknown = update.delta.new_full((), torch.nan)  # the loss of a last step is not kept
             self._losses.append(unknown if update.loss is None else update.loss.detach().clone())
-        if average_buffers:
+        if average_buffers and update.buffers:
             self._add_buffers(update)
         self._clients.append(update.client)
         self._weights.append(update.weight)

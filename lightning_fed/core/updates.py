@@ -13,6 +13,7 @@ __all__ = [
     "Cohort",
     "Need",
     "ReducedUpdate",
+    "RoundCounts",
     "StartGradient",
     "StartGradients",
     "Update",
@@ -131,6 +132,29 @@ class Update:
     @distance.setter
     def distance(self, value: float) -> None:
         self.optimizer_distance = value
+
+
+@dataclass
+class RoundCounts:
+    """What the training of a round has taken.
+
+    Attributes:
+        samples: Samples that went through local steps.
+        gradients: Samples whose gradient, or loss alone, was computed for a method besides: at the start or the end of
+            clients, or at other points of steps.
+        bytes_up: What updates took on their way to the server.
+        max_steps: Local steps of the client that took most, or its optimizers' if it steps them itself.
+    """
+
+    samples: int = 0
+    gradients: int = 0
+    bytes_up: int = 0
+    max_steps: int = 0
+
+    def take(self, *others: "RoundCounts") -> None:
+        """Becomes equal to those of another, or of all processes together."""
+        sums = {name: sum(getattr(other, name) for other in others) for name in ("samples", "gradients", "bytes_up")}
+        vars(self).update(sums, max_steps=max(other.max_steps for other in others))
 
 
 class StartGradients(Protocol):

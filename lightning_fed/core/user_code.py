@@ -19,9 +19,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from lightning_fed.core.seeding import GENERATORS
+from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "BatchTransfer", "Held", "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class",
+    "BatchTransfer", "Held", "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class", "loss_of",
     "overrides", "own_places", "own_uses", "requires",
 ]  # fmt: skip
 
@@ -63,6 +64,24 @@ def requires(function: Callable[..., Any], name: str) -> bool:
     """Says whether a step function has an argument of a name without a default."""
     parameter = signature(function).parameters.get(name)
     return parameter is not None and parameter.default is parameter.empty
+
+
+def loss_of(output: Any, module: LightningModule) -> Tensor:
+    """Returns the loss in what ``training_step`` returned; it may lack a graph where no gradients are recorded."""
+    loss = output.get("loss") if isinstance(output, dict) else output
+    if isinstance(loss, Tensor) and loss.numel() == 1 and (loss.requires_grad or not torch.is_grad_enabled()):
+        return loss
+    if not isinstance(loss, Tensor):
+        got = "a dict without a tensor under 'loss'" if isinstance(output, dict) else repr(type(output).__name__)
+        got = "None" if output is None else got
+    elif loss.numel() != 1:
+        got = f"a tensor of shape {tuple(loss.shape)}: reduce it, for example with `.mean()`"
+    else:
+        got = "a loss that does not depend on any trainable parameter"
+    raise FederatedError(
+        f"Expected `{type(module).__name__}.training_step` to return a scalar loss tensor or a dict with one under "
+        f"'loss', got {got}."
+    )
 
 
 @dataclass(frozen=True)

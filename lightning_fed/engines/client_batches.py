@@ -100,9 +100,6 @@ def read_batches(
 
     Steps, epochs and weights are computed from these sizes and would be wrong, without an error, for other batches.
     The arguments are those of ``BatchSource.batches``.
-
-    Raises:
-        FederatedError: If there are fewer or more.
     """
     size = batch_size or source.batch_size
     promised, count = -(-len(order) // size), 0

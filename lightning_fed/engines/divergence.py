@@ -16,7 +16,7 @@ __all__ = ["DivergenceWatch"]
 
 
 class DivergenceWatch:
-    """Finds clients that diverged.
+    """Finds clients that diverged, and ends the run if more of a cohort have than ``max_diverged`` allows.
 
     On the CPU each client is checked as it ends. On a device a check waits for all work queued there. So if no client
     may be left out, all are checked together at the end of the round, before anything uses the round's sums.
@@ -51,11 +51,7 @@ class DivergenceWatch:
             self._finite_buffers = torch.stack(torch._foreach_norm([values[name] for name in self.buffers])).isfinite()
 
     def found(self, client: Client, *vectors: Tensor) -> bool:
-        """Returns whether a client's vectors, mean loss or live buffers hold NaN or infinity; if so, leaves it out.
-
-        Raises:
-            FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
-        """
+        """Returns whether a client's vectors, mean loss or live buffers hold NaN or infinity; if so, leaves it out."""
         size: Tensor = torch.linalg.vector_norm(vectors[0])
         for other in vectors[1:]:
             size = size + torch.linalg.vector_norm(other)
@@ -89,11 +85,7 @@ class DivergenceWatch:
         return [True] * len(clients)
 
     def read(self) -> None:
-        """Checks the sizes that were not checked yet, and leaves out clients whose size is not finite.
-
-        Raises:
-            FederatedError: If more of the cohort has diverged than ``max_diverged`` allows.
-        """
+        """Checks the sizes that were not checked yet, and leaves out clients whose size is not finite."""
         unread, self._unread = self._unread, []
         sizes = iter(torch.cat([sizes for _, sizes in unread]).tolist() if unread else ())
         for clients, _ in unread:
@@ -103,12 +95,7 @@ class DivergenceWatch:
                     self.leave_out(client)
 
     def leave_out(self, client: Client, error: Exception | None = None) -> None:
-        """Counts a client that diverged, or whose training raised an exception.
-
-        Raises:
-            FederatedError: If more of the cohort is left out than ``max_diverged`` allows; the exception itself where
-                there is one.
-        """
+        """Counts a client that diverged, or whose training raised an exception, which ends the run if one too many."""
         self.clients.append(client.id)
         if error is not None:
             self.failed[client.id] = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -118,11 +105,7 @@ class DivergenceWatch:
             self._judge(client.id)
 
     def settle(self, clients: list[int], failed: dict[int, str]) -> None:
-        """Sets the clients that all processes together left out, in ascending order of id.
-
-        Raises:
-            FederatedError: If more of the cohort is left out than ``max_diverged`` allows.
-        """
+        """Sets the clients that all processes together left out, in ascending order of id."""
         self.clients, self.failed = clients, failed
         self._judge(*clients)
 

@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins import Precision
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import LBFGS
 
 from lightning_fed.client_algorithms.losses import ClientLosses
-from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import outside_graphs
-from lightning_fed.core.train_state import LocalOptions, TrainState
-from lightning_fed.core.user_code import accepts, overrides
-from lightning_fed.engines.client_batches import Phases
-from lightning_fed.errors import FederatedError
+from lightning_fed.core.user_code import accepts, loss_of, overrides
+from lightning_fed.engines.base import TrainingParts
+from lightning_fed.engines.second_pass import BatchGradient
+from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["LocalStep", "loss_of"]
+__all__ = ["LocalStep"]
+
+_SKIPPED = "`training_step` returned None: such batches are skipped and do not count as local steps."
 
 
 class LocalStep:
@@ -28,34 +28,37 @@ class LocalStep:
     What is constant over a run is resolved once here: which hooks are overridden, whether precision needs a context.
 
     Attributes:
-        last_gradient: If set to a (d,) vector, receives each step's raw gradient, before terms are added and clipping.
+        last_gradient: Each step's raw gradient, shape (d,), before terms are added and clipping, if it is asked for.
         client_losses: Changes the loss before the backward pass; None if no client algorithm does.
         taken: Whether the last ``step`` moved the weights: it does not if ``training_step`` skipped the whole window.
     """
 
-    def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
-        module, recorder = state.module, state.recorder
-        self.state, self.options, self.module, self.recorder = state, options, module, recorder
-        self.vector = state.vector
-        self.local = state.optimizer
+    def __init__(self, parts: TrainingParts) -> None:
+        state, options, hooks, module = parts.state, parts.options, parts.hooks, parts.module
+        self.state, self.options, self.module, self.recorder = state, options, module, state.recorder
+        self.vector, self.local, self.phases = state.vector, state.optimizer, parts.phases
+        self.former = self.local.flat_step
         self.local.step_flat(self.vector)
         self.optimizer = self.local.optimizer
         self.precision: Precision = state.fabric.strategy.precision
         self.plain_forward = type(self.precision) is Precision
         self.plain_backward = type(self.precision).backward is Precision.backward
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
-        self.training_step: Callable[..., Any] = module.training_step
         self.replays = options.compile_mode in ("reduce-overhead", "max-autotune")
+        self.forward: Callable[..., Any] = module.training_step
         if options.compile_mode:
+            recorder = state.recorder
             recorder.log = outside_graphs(recorder.log)  # type: ignore[method-assign]  # shared by all clients
-            self.training_step = torch.compile(module.training_step, mode=options.compile_mode)
+            self.forward = torch.compile(module.training_step, mode=options.compile_mode)
         self.client_losses = ClientLosses.of(state, options, hooks.callbacks)
+        if self.client_losses is not None:
+            self.forward = partial(self.client_losses.step, self.forward)
         self.accumulate = options.accumulate_grad_batches
-        if self.accumulate > 1 and isinstance(self.optimizer, LBFGS):
-            raise FederatedError(
-                "Expected `--trainer.accumulate_grad_batches 1` with LBFGS, which evaluates its last batch again and "
-                f"again, got {self.accumulate}: choose a larger `--data.batch_size` instead."
-            )
+        expect(
+            self.accumulate == 1 or not isinstance(self.optimizer, LBFGS),
+            "Expected `--trainer.accumulate_grad_batches 1` with LBFGS, which evaluates its last batch again and "
+            f"again, got {self.accumulate}: choose a larger `--data.batch_size` instead.",
+        )
         self.clip_val = options.gradient_clip_val
         self.own = {
             hook: getattr(module, hook)
@@ -66,10 +69,12 @@ class LocalStep:
         self.before_backward = hooks.bound("on_before_backward", module=True)
         self.after_backward = hooks.bound("on_after_backward", module=True)
         self.before_step = hooks.bound("on_before_optimizer_step", module=True)
+        self.second = BatchGradient(parts, self.forward, self.client_losses) if parts.asks_twice else None
+        if self.second is not None:
+            self.before_step = self.second.within(self.before_step)
         self.taken = self._warned = False
-        self.last_gradient: Tensor | None = None
+        self.last_gradient = torch.empty_like(state.weights) if parts.gradients.at == "last_step" else None
         self.undisplaced: Tensor | None = None
-        self.phases = Phases(state, options, hooks)
         self.with_closure = state.optimizer.needs_closure or "optimizer_step" in self.own
 
     def step(self, batch: Any, batch_idx: int, first: bool, closes: bool) -> Any:
@@ -103,8 +108,11 @@ class LocalStep:
             outputs[:] = [output]
             if self.taken:
                 self._before_step()
-            else:
-                self._expect_no_search()
+            elif isinstance(self.optimizer, LBFGS):  # which needs a loss to step
+                raise FederatedError(
+                    f"Expected `{type(self.module).__name__}.training_step` to return a loss for LBFGS, which needs it "
+                    "to step, got None: choose another optimizer in `configure_optimizers`."
+                )
             return None if loss is None else loss.detach()
 
         if "optimizer_step" in self.own:
@@ -118,6 +126,10 @@ class LocalStep:
             )
         return outputs[0]
 
+    def close(self) -> None:
+        """Lets the optimizer step as it did before."""
+        self.local.flat_step = self.former
+
     def _zero_grad(self, batch_idx: int) -> None:
         for hook in self.before_zero_grad:
             hook(self.optimizer)
@@ -127,14 +139,6 @@ class LocalStep:
             self.vector.drop_gradients()
         if own is not None:
             own(self.state.epochs, batch_idx, self.optimizer)
-
-    def _expect_no_search(self) -> None:
-        """Refuses to skip a batch where the optimizer needs a loss to step."""
-        if isinstance(self.optimizer, LBFGS):
-            raise FederatedError(
-                f"Expected `{type(self.module).__name__}.training_step` to return a loss for LBFGS, which needs it to "
-                "step, got None: choose another optimizer in `configure_optimizers`."
-            )
 
     def outputs(self, output: Any) -> dict[str, Any]:
         """Converts what ``training_step`` returned to what Lightning gives to ``on_train_batch_end``."""
@@ -164,21 +168,25 @@ class LocalStep:
         if first:
             self.taken = False
         args = (batch, batch_idx) if self.takes_batch_idx else (batch,)
-        changes, step = self.client_losses, self.training_step
-        step = step if changes is None else partial(changes.step, step)
+        if self.second is not None:
+            self.second.note(args)
         if self.plain_forward:
-            output = step(*args)
+            output = self.forward(*args)
         else:
             with self.precision.forward_context():
-                output = step(*args)
-        if output is None:
-            self._skip(batch_idx, first)
+                output = self.forward(*args)
+        if output is None:  # skipped as in Lightning: the batch adds no gradient
+            if not self._warned:
+                self._warned = True
+                rank_zero_warn(_SKIPPED)
+            if first:
+                self._zero_grad(batch_idx)
             return None, None
         loss = loss_of(output, self.module)
         self.recorder.log_default("train/loss", loss)
-        if changes is not None:
+        if self.client_losses is not None:
             with self.precision.forward_context():
-                loss = changes.total(loss, batch, self.recorder)
+                loss = self.client_losses.total(loss, batch, self.recorder)
         self.taken = True
         if self.accumulate > 1:
             loss = loss / self.accumulate
@@ -197,14 +205,6 @@ class LocalStep:
             hook()
         return output, loss
 
-    def _skip(self, batch_idx: int, first: bool) -> None:
-        """Leaves out a batch without a loss, as Lightning does: it adds no gradient."""
-        if not self._warned:
-            self._warned = True
-            rank_zero_warn("`training_step` returned None: such batches are skipped and do not count as local steps.")
-        if first:
-            self._zero_grad(batch_idx)
-
     def _before_step(self) -> None:
         """Lets callbacks scale the gradient and add to it, then clips: the order is scale, add, clip, step."""
         if self.last_gradient is not None:
@@ -222,21 +222,3 @@ class LocalStep:
             clip: Any = torch.nn.utils.clip_grad_value_ if by_value else torch.nn.utils.clip_grad_norm_
             # What the optimizer trains, in its order, as Lightning does.
             clip([p for group in self.optimizer.param_groups for p in group["params"]], self.clip_val)
-
-
-def loss_of(output: Any, module: LightningModule) -> Tensor:
-    """Returns the loss in what ``training_step`` returned; it may lack a graph where no gradients are recorded."""
-    loss = output.get("loss") if isinstance(output, dict) else output
-    if isinstance(loss, Tensor) and loss.numel() == 1 and (loss.requires_grad or not torch.is_grad_enabled()):
-        return loss
-    if not isinstance(loss, Tensor):
-        got = "a dict without a tensor under 'loss'" if isinstance(output, dict) else repr(type(output).__name__)
-        got = "None" if output is None else got
-    elif loss.numel() != 1:
-        got = f"a tensor of shape {tuple(loss.shape)}: reduce it, for example with `.mean()`"
-    else:
-        got = "a loss that does not depend on any trainable parameter"
-    raise FederatedError(
-        f"Expected `{type(module).__name__}.training_step` to return a scalar loss tensor or a dict with one under "
-        f"'loss', got {got}."
-    )

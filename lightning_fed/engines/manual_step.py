@@ -1,7 +1,7 @@
 """One local step of a module with Lightning's manual optimization."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,14 +12,16 @@ from torch.optim import Optimizer
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.client_algorithms.losses import LossAlgorithm
-from lightning_fed.core.hooks import FederatedCallback, HookCaller
-from lightning_fed.core.train_state import LocalOptions, TrainState
+from lightning_fed.core.hooks import FederatedCallback
+from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Need
 from lightning_fed.core.user_code import accepts
+from lightning_fed.engines.base import TrainingParts
 from lightning_fed.errors import FederatedError
 
 __all__ = ["ManualStep"]
 
+_LENT = ("_lightning_optimizers", "backward")  # where the module finds what stands in for its optimizers
 _BY_DISTANCE = "divides by the distance that one optimizer travels"
 
 
@@ -36,29 +38,36 @@ class ManualStep:
     accumulate = 1
     last_gradient: Tensor | None = None
 
-    def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller) -> None:
-        module: Any = state.module
-        _expect_options(options, module)
+    def __init__(self, parts: TrainingParts) -> None:
+        state, hooks, module = parts.state, parts.hooks, parts.module
+        _expect_options(parts.options, module)
         for callback in hooks.callbacks:
             if why := _needs_gradients(callback):
                 name = type(callback).__name__
                 raise _refusal(module, f"{name} {why}", "leave it out of `--aggregator`, `--client` or `callbacks`")
         self.state, self.module, self.recorder = state, module, state.recorder
-        self.lightning_module: LightningModule = module
+        self.lightning_module = module
         self.precision = state.fabric.strategy.precision
         self.takes_batch_idx = accepts(module.training_step, "batch_idx", 2)
         self.before_backward = hooks.bound("on_before_backward", module=True)
         self.after_backward = hooks.bound("on_after_backward", module=True)
         self.before_step = hooks.bound("on_before_optimizer_step", module=True)
         self.taken = False
-        optimizers = state.optimizer.optimizers
-        for optimizer in optimizers:
-            optimizer.register_step_post_hook(self._note_step)
+        optimizers, kind = state.optimizer.optimizers, cast(Any, LightningOptimizer)
+        self._handles = [optimizer.register_step_post_hook(self._note_step) for optimizer in optimizers]
         # The module's `optimizers` and `manual_backward` call this object.
-        strategy: Any = state.fabric.strategy
-        kind: Any = LightningOptimizer
-        strategy._lightning_optimizers = [kind._to_lightning_optimizer(optimizer, self) for optimizer in optimizers]
-        strategy.backward = self.backward
+        self._strategy = vars(state.fabric.strategy)
+        self._former = {name: self._strategy[name] for name in _LENT if name in self._strategy}
+        wrapped = [kind._to_lightning_optimizer(optimizer, self) for optimizer in optimizers]
+        self._strategy.update(zip(_LENT, (wrapped, self.backward), strict=True))
+
+    def close(self) -> None:
+        """Lets the module's ``optimizers`` and ``manual_backward`` call again what they called before."""
+        for handle in self._handles:
+            handle.remove()
+        for name in _LENT:
+            del self._strategy[name]
+        self._strategy.update(self._former)
 
     def _note_step(self, *_: Any) -> None:
         self.taken = True

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,11 +9,12 @@ from torch import Tensor
 from torch.optim import LBFGS
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from lightning_fed.client_algorithms.losses import ClientLosses
 from lightning_fed.core.seeding import kept_streams
-from lightning_fed.engines.base import Engine
-from lightning_fed.engines.local_step import LocalStep, loss_of
+from lightning_fed.core.user_code import loss_of
+from lightning_fed.engines.base import TrainingParts
 from lightning_fed.engines.trial import without_trace
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["BatchGradient", "StackedBatchGradient"]
 
@@ -28,22 +28,28 @@ class SecondGradient(ABC):
     displacement the gradient is taken at the point less that. Its samples count as gradients, not as trained samples.
     Both gradients are zero where no client's optimizer steps, so that no length counts, and no point moves, there.
 
-    Attributes:
-        asking: The name of the client algorithm that asks.
-
-    Args:
-        engine: The engine of the run.
-
     Raises:
         FederatedError: If a step of the run has several gradients of its own already, or is compiled.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.state, self.module = engine, engine.state, engine.module
-        self.asking = next(type(each).__name__ for each in engine.algorithms if each.takes_second_gradient)
+    def __init__(self, parts: TrainingParts) -> None:
+        self.parts, self.state, self.module = parts, parts.state, parts.module
         self._is_open, self._noted = False, list[Any]()
-        self._expect_one_gradient()
-        engine.state.gradient_at = self
+        options, why = parts.options, f"for {parts.asks_twice}, which takes a second gradient of the batch of each step"
+        expect(
+            options.accumulate_grad_batches == 1,
+            f"Expected `--trainer.accumulate_grad_batches 1` {why}, got {options.accumulate_grad_batches}: choose a "
+            "larger `--data.batch_size` instead.",
+        )
+        expect(
+            not isinstance(self.state.optimizer.optimizer, LBFGS),
+            f"Expected an optimizer that takes one gradient in a step {why}, got LBFGS: change `--model.optimizer`.",
+        )
+        expect(
+            options.compile_mode is None,
+            f"Expected `--trainer.compile false` {why}, got {options.compile_mode}: leave it out.",
+        )
+        self.state.gradient_at = self
 
     def within(self, hooks: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
         """Makes of the hooks before a step one that lets them ask."""
@@ -93,51 +99,36 @@ class SecondGradient(ABC):
         cut = [isinstance(leaf, Tensor) and leaf.ndim > dim and leaf.shape[dim] == size for leaf in leaves]
         if start == stop or not any(cut):
             raise FederatedError(
-                f"Expected batches of at least {part[1]} samples, in tensors, of which {self.asking} takes {part[1]} "
-                f"parts, got one of {size}: choose another `--data.batch_size`, or set `--data.drop_last true`."
+                f"Expected batches of at least {part[1]} samples, in tensors, of which {self.parts.asks_twice} takes "
+                f"{part[1]} parts, got one of {size}: choose another `--data.batch_size`, or set `--data.drop_last "
+                "true`."
             )
         taken = [t.narrow(dim, start, stop - start) if own else t for t, own in zip(leaves, cut, strict=True)]
         return tree_unflatten(taken, spec), stop - start
-
-    def _expect_one_gradient(self) -> None:
-        """Refuses a step that adds up gradients, asks for several, or draws other random numbers when compiled."""
-        options = self.engine.options
-        why = f"for {self.asking}, which takes a second gradient of the batch of each step"
-        if options.accumulate_grad_batches > 1:
-            raise FederatedError(
-                f"Expected `--trainer.accumulate_grad_batches 1` {why}, got {options.accumulate_grad_batches}: choose "
-                "a larger `--data.batch_size` instead."
-            )
-        if isinstance(self.engine.optimizer.optimizer, LBFGS):
-            raise FederatedError(
-                f"Expected an optimizer that takes one gradient in a step {why}, got LBFGS: change `--model.optimizer`."
-            )
-        if options.compile_mode is not None:
-            raise FederatedError(f"Expected `--trainer.compile false` {why}, got {options.compile_mode}: leave it out.")
 
 
 class BatchGradient(SecondGradient):
     """Notes what the first pass gets, draws and finds, and takes the second by the resident module.
 
     Args:
-        engine: The engine of the run.
-        step: The local step, whose ``training_step`` it listens to.
+        parts: What the engine's halves share.
+        forward: The step's ``training_step``, as ``losses`` change it.
+        losses: Adds terms to the loss; None if no client algorithm does.
     """
 
-    def __init__(self, engine: Engine, step: LocalStep) -> None:
-        super().__init__(engine)
-        self._step, self._forward, step.training_step = step, step.training_step, self._first_pass
-        step.before_step = self.within(step.before_step)
+    def __init__(self, parts: TrainingParts, forward: Callable[..., Any], losses: ClientLosses | None) -> None:
+        super().__init__(parts)
+        self._forward, self._losses = forward, losses
 
-    def _first_pass(self, *args: Any) -> Any:
+    def note(self, args: tuple[Any, ...]) -> None:
+        """Notes what a first pass is about to get."""
         self._noted = [args, kept_streams(), self.state.buffers.live.copy()]
-        return self._forward(*args)
 
     def _compute(self, point: Tensor, out: Tensor, part: tuple[int, int] | None) -> None:
         (whole, *rest), put_streams_back, buffers = self._noted
         vector, recorder = self.state.vector, self.state.recorder
         batch, count = self.take(whole, int(recorder.batch_size or 1), part, dim=0)
-        self.engine.more_samples += count
+        self.parts.counts.gradients += count
         vector.collect_gradients()
         first = [p.grad for p in vector.all_parameters]  # views of the flat one, which stays
         weights, logged = vector.data.clone(), (recorder.series, recorder.metrics)
@@ -149,7 +140,10 @@ class BatchGradient(SecondGradient):
         vector.drop_gradients()
         put_streams_back()
         try:
-            self._backward(batch, *rest)
+            with torch.enable_grad(), self.state.fabric.autocast():
+                loss = loss_of(self._forward(batch, *rest), self.module)
+                loss = loss if self._losses is None else self._losses.total(loss, batch, recorder)
+            self.module.backward(loss)
         finally:
             recorder.series, recorder.metrics = logged
         vector.copy_gradients(out)
@@ -158,38 +152,41 @@ class BatchGradient(SecondGradient):
             parameter.grad = gradient
         vector.collect_gradients()
 
-    def _backward(self, batch: Any, *rest: Any) -> None:
-        """Leaves the gradient at the live weights where backward passes do."""
-        changes = self._step.client_losses
-        forward = self._forward if changes is None else partial(changes.step, self._forward)
-        with torch.enable_grad(), self.state.fabric.autocast():
-            loss = loss_of(forward(batch, *rest), self.module)
-            loss = loss if changes is None else changes.total(loss, batch, self.state.recorder)
-        self.module.backward(loss)
-
 
 class StackedBatchGradient(SecondGradient):
-    """Notes the groups of a step's batches, and takes the gradients of all of them again."""
+    """Notes the groups of a step's batches, and takes the gradients of all of them again.
 
-    engine: Any  # the vectorized engine, which makes this object and so cannot be imported
+    Args:
+        parts: What the engine's halves share.
+        step: Computes the gradients of a group, as ``StackedStep`` does.
+        lanes: Returns the ``Lanes`` of the clients that train now.
+    """
+
+    def __init__(self, parts: TrainingParts, step: Callable[..., Any], lanes: Callable[[], Any]) -> None:
+        super().__init__(parts)
+        self._step, self._lanes, self._vector = step, lanes, parts.state.vector
+
+    def begin(self) -> None:
+        """Begins a step, of which nothing is noted yet."""
+        self._noted = []
 
     def note(self, group: Any, buffers: dict[str, Tensor], *more: Any) -> None:
         """Notes a group whose first gradients are about to be taken, with its buffers and what else the step gets."""
         self._noted.append((group, kept_streams(), {name: rows.clone() for name, rows in buffers.items()}, more))
 
     def _compute(self, point: Tensor, out: Tensor, part: tuple[int, int] | None) -> None:
-        lanes, state = self.engine.lanes, self.state
+        lanes, state = self._lanes(), self.state
         live, stacked = lanes.weights[: lanes.active], state.vector
-        state.vector = self.engine.step.vector  # as in the first pass, not what stands in for it in hooks
+        state.vector = self._vector  # as in the first pass, not what stands in for it in hooks
         weights, gradients = live.clone(), torch.empty_like(live)
         live[:, : out.shape[-1]].copy_(point)
         for group, put_streams_back, found, more in self._noted:
             batch, count = self.take(group.batch, group.size, part, dim=1)
-            self.engine.more_samples += count * (group.lanes.stop - group.lanes.start)
+            self.parts.counts.gradients += count * (group.lanes.stop - group.lanes.start)
             buffers = {name: rows.clone() for name, rows in found.items()}
             put_streams_back()
             points, rows = lanes.gradient_points(group.lanes), gradients[group.lanes]
-            self.engine.step(points, buffers, batch, group.batch_idx, count, rows, *more)
+            self._step(points, buffers, batch, group.batch_idx, count, rows, *more)
         state.vector = stacked
         live.copy_(weights)
         out.copy_(gradients[:, : out.shape[-1]])

@@ -1,20 +1,28 @@
-"""The gradients of a round's clients at the global model, before any of them trains."""
+"""What methods ask for besides updates: gradients and losses of clients, at the global model and where they end."""
 
+from typing import Literal
+
+import numpy as np
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.core.devices import to_device
 from lightning_fed.core.hooks import FederatedCallback, HookCaller
 from lightning_fed.core.reduction import LongSum
-from lightning_fed.core.train_state import TrainState
-from lightning_fed.core.updates import Client, Cohort, Need, StartGradient
+from lightning_fed.core.train_state import LocalOptions, TrainState
+from lightning_fed.core.updates import Client, Cohort, Need, RoundCounts, StartGradient, Update
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.sources import BatchSource
 from lightning_fed.distributed.reducer import gather_rows
 from lightning_fed.distributed.strategy import processes_of
+from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
+from lightning_fed.errors import FederatedError
 
-__all__ = ["ComputedStartGradients", "asks_for_full_gradients"]
+__all__ = ["ClientGradients", "ComputedStartGradients", "asks_for_full_gradients"]
 
 _LEVELS: tuple[StartGradient, ...] = ("none", "client", "cohort")
 
@@ -37,22 +45,25 @@ class ComputedStartGradients:
         level: The most that any part asks for in this round.
         method_level: The most that an algorithm asks for; diagnostics do not count.
         exchanged: Whether an algorithm, not only a diagnostic, had the cohort's gradients exchanged in this round.
-        samples: Samples whose gradient, or loss alone, was computed in this round for an algorithm.
+        full_gradient: Computes the gradients, one client after another, unless who trains clients sets another.
         wants_losses: Whether the aggregator asks for f_i(w) over training samples.
         losses_alone: Whether f_i(w) needs its own pass in this round, because no part asks for gradients at w.
         own_losses: Computes f_i for the aggregator where that is not f_i(w) over training samples, else None.
     """
 
-    def __init__(
-        self, state: TrainState, aggregator: Aggregator, hooks: HookCaller, full_gradient: FullGradient
-    ) -> None:
-        self.state, self.aggregator, self.hooks, self.full_gradient = state, aggregator, hooks, full_gradient
+    def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller, counts: RoundCounts) -> None:
+        self.state, self.hooks, self.counts = state, hooks, counts
+        self.aggregator: Aggregator = hooks.trainer.aggregator
+        self.full_gradient = FullGradient(state, options, _gradients_over(hooks))
         self.processes = processes_of(state.fabric)
         self.level: StartGradient = "none"
         self.method_level: StartGradient = "none"
-        self.exchanged, self.samples = False, 0
-        self.wants_losses, self.losses_alone = aggregator.reads_start_losses, False
+        self.exchanged = False
+        self.wants_losses, self.losses_alone = self.aggregator.reads_start_losses, False
         self.own_losses: FullGradient | None = None
+        if Need.LOSSES in self.aggregator.all_needs and not self.wants_losses:
+            held_out = _held_out(state, hooks) if self.aggregator.losses_over == "held_out" else None
+            self.own_losses = FullGradient(state, options, held_out=held_out)
         self._here: tuple[Client, ...] = ()
         self.clients: tuple[Client, ...] = ()
         none = state.weights.new_empty(0)
@@ -107,24 +118,20 @@ class ComputedStartGradients:
         self.method_level = self._level(cohort.round, (ClientAlgorithm, Aggregator))
         self.exchanged = self.method_level == "cohort"
         self.losses_alone = self.wants_losses and self.level == "none"
-        self.samples = 0
         if self.wants_losses and self.method_level == "none":
-            self.samples = sum(map(self.full_gradient.count, own))
-        self.clients = ()
+            self.counts.gradients += sum(map(self.full_gradient.count, own))
+        self.clients, self._at = (), {}
         if self.level == "client" and not len(self._own):
             self._own = torch.empty_like(self.state.weights)
         if self.level != "cohort" or not cohort.clients:
             return None
-        if len(self._all_rows) < len(own):
-            self._all_rows = self._all_rows.new_empty(len(own), self._all_rows.shape[1])
-        rows = self._all_rows[: len(own)]
+        rows = self._room_for(own)
         with self.processes.working_alone():
             losses = self.compute(own, rows)
         self._arrange(own, cohort.clients, rows, losses)
         if not self.exchanged:
             return None
-        sizes: Tensor = torch.linalg.vector_norm(rows, dim=1)
-        return sizes + losses
+        return self.sizes_at(own)
 
     def compute(self, clients: tuple[Client, ...], out: Tensor) -> Tensor:
         """Computes the gradients at w of some clients, shape (n, d); returns their losses there, shape (n,)."""
@@ -134,7 +141,7 @@ class ComputedStartGradients:
     def losses_now(self, clients: tuple[Client, ...]) -> Tensor:
         """Computes f_i of clients of the round at the global model as it is now, shape (n,); see ``StartGradients``."""
         computes = self.own_losses or self.full_gradient
-        self.samples += sum(map(computes.count, clients))
+        self.counts.gradients += sum(map(computes.count, clients))
         own = {client.id for client in self._here}
         here = tuple(client for client in clients if client.id in own)
         found = zip((client.id for client in here), computes.compute_at_start(here, None).tolist(), strict=True)
@@ -149,7 +156,7 @@ class ComputedStartGradients:
 
     def _count(self, clients: tuple[Client, ...]) -> None:
         if self.method_level != "none":
-            self.samples += sum(map(self.full_gradient.count, clients))
+            self.counts.gradients += sum(map(self.full_gradient.count, clients))
 
     def _arrange(self, own: tuple[Client, ...], clients: tuple[Client, ...], rows: Tensor, losses: Tensor) -> None:
         """Keeps the gradients of this process's clients, and averages all with the aggregator's weights."""
@@ -176,14 +183,147 @@ class ComputedStartGradients:
         clients = tuple(sorted((client for part in everyone for client in part), key=lambda client: client.id))
         self._arrange(own, clients, self._all_rows[: len(index)], self._losses[index])
 
+    def take_ahead(self, clients: tuple[Client, ...]) -> None:
+        """Computes what clients that train at once would take one by one in ``load``, before any of them starts."""
+        if self.level == "client":
+            self._rows = self._room_for(clients)
+            self._losses = self.compute(clients, self._rows)
+        elif self.losses_alone:
+            self._losses = self.full_gradient.compute_at_start(clients, None)
+        if self.level != "cohort":
+            self._at = {client.id: at for at, client in enumerate(clients)}
+
     def load(self, client: Client) -> None:
         """Makes ``gradient`` and ``loss`` those of the client about to train; the live model holds w."""
-        if self.level == "cohort":
-            at = self._at[client.id]
-            self.gradient, self.loss = self._rows[at], self._losses[at]
-        elif self.level == "client":
-            self._count((client,))
-            self.loss = self.full_gradient.compute(client, self._own)
-            self.gradient = self._own
+        at = self._at.get(client.id)
+        if self.level != "none":
+            if at is None:
+                self._count((client,))
+                self.gradient, self.loss = self._own, self.full_gradient.compute(client, self._own)
+            else:
+                self.gradient, self.loss = self._rows[at], self._losses[at]
         elif self.losses_alone:
-            self.loss = self.full_gradient.compute(client, None)
+            self.loss = self.full_gradient.compute(client, None) if at is None else self._losses[at]
+
+    def sizes_at(self, clients: tuple[Client, ...]) -> Tensor:
+        """Returns ‖g_i‖ + f_i of clients whose gradients were taken before they trained, shape (n,)."""
+        sizes: Tensor = torch.linalg.vector_norm(self._rows, dim=1)
+        sizes, places = sizes + self._losses, [self._at[client.id] for client in clients]
+        return sizes if places == [*range(len(sizes))] else sizes[to_device(torch.tensor(places), sizes.device)]
+
+    def go_back(self, full_gradient: FullGradient) -> None:
+        """Has gradients computed otherwise from here on, also those that were taken ahead."""
+        self.full_gradient = full_gradient
+        if self.level != "cohort":
+            self._at, self._rows = {}, self._rows[:0].clone()
+            self._all_rows = self._rows
+
+    def _room_for(self, clients: tuple[Client, ...]) -> Tensor:
+        """Returns a row for each client, of a matrix that grows."""
+        if len(self._all_rows) < len(clients):
+            self._all_rows = self._all_rows.new_empty(len(clients), self._all_rows.shape[1])
+        return self._all_rows[: len(clients)]
+
+
+class ClientGradients:
+    """Completes updates by the gradient and the loss that the aggregator asks for.
+
+    Attributes:
+        at: Where each client's gradient is taken, None if none is asked for.
+    """
+
+    def __init__(self, start_gradients: ComputedStartGradients, divergence: DivergenceWatch) -> None:
+        self.start_gradients, self.divergence, self.state = start_gradients, divergence, start_gradients.state
+        self.counts, self.aggregator = start_gradients.counts, start_gradients.aggregator
+        asked = self.aggregator.all_needs & Need.ANY_GRADIENT
+        self.at = self.aggregator.gradient_at if asked else None
+        if self.at not in (None, "start") and start_gradients.wants_losses:
+            raise FederatedError(
+                f"Expected `gradient_at` start of {type(self.aggregator).__name__}, which needs losses at the global "
+                f"model too, got {self.at}: change the class given as `--aggregator`."
+            )
+        # A gradient that is not finite would spoil a sum; a method that gets every gradient checks them itself.
+        self._sums = bool(asked & (Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM))
+        self._taken = torch.empty_like(self.state.weights) if self.at == "end" else None
+
+    def complete(self, update: Update, start: Tensor) -> bool:
+        """Adds what is asked for and is not there yet, for the client in the resident module.
+
+        Args:
+            update: The client's update.
+            start: Where the round's clients start, shape (d,).
+
+        Returns:
+            False if the client is left out, because the loss or the gradient is not finite.
+        """
+        client, given = update.client, self.start_gradients
+        if self.at == "start":
+            update.gradient, update.loss = given.gradient, given.loss
+        elif self._taken is not None:
+            self.counts.gradients += client.num_samples
+            if update.gradient is None:
+                update.gradient = self._taken
+                update.loss = self._at_end(given.full_gradient, client, self._taken, start)
+        if given.wants_losses or given.own_losses is not None:
+            own = given.own_losses
+            update.loss = given.loss if own is None else self._own_loss(client, own, start)
+            if self.divergence.found(client, update.loss):
+                return False
+        if self.at in (None, "start") or update.gradient is None or not self._sums:
+            return True
+        return not self.divergence.found(client, update.gradient)
+
+    def _at_end(self, gradient: FullGradient, client: Client, out: Tensor | None, start: Tensor) -> Tensor:
+        """Computes a gradient where the client ended, without a displacement of its start; returns the loss."""
+        state, weights = self.state, self.state.vector.data
+        if state.origin is start:
+            return gradient.compute(client, out)
+        end, displaced = weights.clone(), (state.origin != start).any()  # one of 0 must leave no rounding
+        weights.copy_(torch.where(displaced, end - state.origin + start, end))
+        loss = gradient.compute(client, out)
+        weights.copy_(end)
+        return loss
+
+    def _own_loss(self, client: Client, losses: FullGradient, start: Tensor) -> Tensor:
+        """Computes f_i by a pass of its own, at w or where the client ended; the module stays the trained one."""
+        state = self.state
+        self.counts.gradients += losses.count(client)
+        if self.aggregator.losses_at == "end":
+            return self._at_end(losses, client, None, start)
+        weights, buffers = state.vector.all_data.clone(), state.buffers.live.copy()
+        loss = losses.compute_at_start((client,), None)[0]
+        state.vector.all_data.copy_(weights)
+        state.buffers.live.load(buffers)
+        return loss
+
+
+def _held_out(state: TrainState, hooks: HookCaller) -> BatchSource:
+    """Returns the batches of what the data hold out of each client; refuses data where one that trains has none."""
+    data, rule = hooks.trainer.datamodule, type(hooks.trainer.aggregator).__name__
+    if not isinstance(data, FederatedDataModule):
+        raise FederatedError(
+            f"Expected a FederatedDataModule for {rule}, which reads losses over held-out samples, got "
+            f"{type(data).__name__}: wrap it as `source`, or set `--aggregator.losses_over train`."
+        )
+    source = data.held_out_source("val").to(state.vector.device)
+    state.held_out.append(source)
+    lacking = np.flatnonzero((np.asarray(state.source.sizes) > 0) & (np.asarray(source.sizes) == 0))
+    if len(lacking):
+        raise FederatedError(
+            f"Expected held-out samples of every client for {rule}, got none of client {lacking[0]} and "
+            f"{len(lacking) - 1} others: raise `--data.val_fraction`, or set `--aggregator.losses_over train`."
+        )
+    return source
+
+
+def _gradients_over(hooks: HookCaller) -> Literal["data", "batch"]:
+    """Returns over which samples gradients at w are taken; refuses parts that want different samples."""
+    by_batch = [part for part in hooks.callbacks if isinstance(part, ClientAlgorithm) and part.over == "batch"]
+    others = [part for part in hooks.callbacks if part not in by_batch and asks_for_full_gradients(part)]
+    if by_batch and others:
+        raise FederatedError(
+            "Expected all gradients at the global model to be over the same samples, got "
+            f"{type(others[0]).__name__}, which takes them over all of a client's data, beside `--client.over batch`: "
+            "leave one of them out."
+        )
+    return "batch" if by_batch else "data"

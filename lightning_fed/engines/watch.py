@@ -28,22 +28,22 @@ class ModuleWatch:
 
     Attributes are compared once in a run, before and after the second client: what is made once and kept, such as a
     cache, exists by then.
+
+    Args:
+        state: What ``fit`` works on.
+        compares: Whether attributes are compared at all.
     """
 
-    def __init__(self, state: TrainState) -> None:
+    def __init__(self, state: TrainState, compares: bool = True) -> None:
         self._module, self._vector = state.module, state.vector
         vector = state.vector
         self._parameters = dict(zip(vector.all_names, vector.all_parameters, strict=True))
         self._known = state.known
-        self._clients = 0
+        self._clients = 0 if compares else 2
         self._before: Attributes | None = None
 
     def expect_parameters(self) -> None:
-        """Refuses other parameters and buffers than ``fit`` began with: nobody would train or average them.
-
-        Raises:
-            FederatedError: If a parameter was replaced, or something was added that checkpoints would hold.
-        """
+        """Refuses other parameters and buffers than ``fit`` began with: nobody would train or average them."""
         live = dict(self._module.named_parameters())
         if added := sorted(names_kept(self._module) - self._known):
             raise FederatedError(
@@ -133,8 +133,11 @@ class HookGuard:
         held = buffers.live.copy()
         yield
         is_kept, changed = buffers.changed(held, (live.all_data, before))
-        if not (is_kept and live.in_place):
-            self._expect_global_model(what)
+        if not (live.in_place and (is_kept or same_values(live.all_data, self.state.whole_model()))):
+            raise FederatedError(
+                f"Expected {what} to leave the parameters of {self.name} unchanged, because no client would start from "
+                "them: write to the global model, `trainer.weights`, instead."
+            )
         if changed and before_step:
             raise FederatedError(
                 f"Expected {what} not to change the buffers of {self.name}, but it wrote to `{changed[0]}`, which the "
@@ -143,14 +146,6 @@ class HookGuard:
         if changed:
             buffers.take_over(changed)
             follow_first(self.processes, [buffers.values[name] for name in changed], what)
-
-    def _expect_global_model(self, what: str) -> None:
-        live = self.state.vector
-        if not (live.in_place and same_values(live.all_data, self.state.whole_model())):
-            raise FederatedError(
-                f"Expected {what} to leave the parameters of {self.name} unchanged, because no client would start from "
-                "them: write to the global model, `trainer.weights`, instead."
-            )
 
     def take_over_start(self, resumed: bool) -> None:
         """Takes over what hooks wrote to module or global model before round 1; a resumed run ignores it."""

@@ -29,9 +29,9 @@ def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) 
     buffers = trainer.buffers.num_bytes if trainer.buffers.policy == "average" else 0
     clients = update.num_clients
     return {
-        "samples": engine.samples,
-        "gradients": engine.samples + engine.full_gradient_samples,
-        "comm/rounds": bool(down or sends_gradient or engine.bytes_up) + exchanges if clients else 0,
+        "samples": engine.counts.samples,
+        "gradients": engine.counts.samples + engine.counts.gradients,
+        "comm/rounds": bool(down or sends_gradient or engine.counts.bytes_up) + exchanges if clients else 0,
         "comm/bytes_down": ((down + exchanges) * vector + buffers) * clients,
-        "comm/bytes_up": engine.bytes_up + ((sends_gradient + exchanges) * vector + buffers) * clients,
+        "comm/bytes_up": engine.counts.bytes_up + ((sends_gradient + exchanges) * vector + buffers) * clients,
     }

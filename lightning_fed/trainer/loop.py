@@ -128,7 +128,7 @@ class RoundLoop:
             if self.noisy:  # what clients log goes out without noise: it is left out of the row
                 self.recorder.series = {}
                 self.recorder.reset_metrics()
-            self.state.steps_before_round += self.engine.max_steps
+            self.state.steps_before_round += self.engine.counts.max_steps
             trained = time.perf_counter() - started
             self._seed(at=2)
             if update.num_clients or self.noisy:
@@ -285,7 +285,7 @@ class RoundLoop:
             print("Expected a process that a hook forks to end there, got one that trains on: ended.", file=sys.stderr)
             os._exit(1)
         if trainer.round > 0:
-            self.state.optimizer.end_round(trainer.round, self.engine.max_steps, trainer.callback_metrics)
+            self.state.optimizer.end_round(trainer.round, self.engine.counts.max_steps, trainer.callback_metrics)
         self._agree()
         with going_on(trainer):
             row = {"round": trainer.round, **self.row, "time/round": time.perf_counter() - started}

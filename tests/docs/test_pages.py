@@ -20,7 +20,7 @@ from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.devices import why_not_mixed
-from lightning_fed.engines import SequentialEngine, VectorizedEngine
+from lightning_fed.engines import SequentialTrainer, VectorizedTrainer
 from lightning_fed.trainer.lightning_arguments import ALIASES
 from tests.docs.pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
 from tests.docs.shell import Shell, command_lines
@@ -131,8 +131,8 @@ def test_commands_for_a_gpu_run_on_a_cpu(
 ) -> None:
     no_mixed = why_not_mixed(nn.LSTM(1, 1), torch.device("cpu"))  # on some CPUs
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
-    for engine in (SequentialEngine, VectorizedEngine):
-        monkeypatch.setattr(engine, "updates", engine.updates)  # so that what a script does to it is taken back
+    for trainer in (SequentialTrainer, VectorizedTrainer):
+        monkeypatch.setattr(trainer, "train", trainer.train)  # so that what a script does to it is taken back
     for block in blocks(REPOSITORY / "docs" / "gpu.md"):
         text = block.text.replace("gpu", "cpu")
         if block.title:

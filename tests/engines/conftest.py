@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_fed.engines.vectorized import automatic as rule
+from lightning_fed.engines import choice as rule
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from lightning_fed import core
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import Augmentation, ClientRotation, CropFlip, FederatedDataModule
-from lightning_fed.engines.vectorized import automatic as rule
+from lightning_fed.engines import choice as rule
 from lightning_fed.engines.vectorized import preflight
 from lightning_fed.engines.vectorized.lanes import Lanes
 from lightning_fed.engines.vectorized.preflight import StepProbe

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from lightning_fed.client_algorithms import ClientAlgorithm, Ditto, FedProx, LossAlgorithm
 from lightning_fed.core.hooks import FederatedCallback
-from lightning_fed.engines import SequentialEngine, choice
-from lightning_fed.engines.vectorized import automatic as rule
-from lightning_fed.engines.vectorized.automatic import AutomaticEngine
+from lightning_fed.engines import SequentialTrainer, choice
+from lightning_fed.engines.choice import AutomaticTrainer
 from lightning_fed.engines.vectorized.preflight import StepProbe
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import FederatedTrainer
@@ -172,10 +171,10 @@ def dropout() -> Model:
 )  # fmt: skip
 @pytest.mark.usefixtures("few_lanes_pay")
 def test_auto_chooses_by_a_rule(tmp_path, monkeypatch, make, most, chosen, reason):
-    monkeypatch.setattr(rule, "_MOST_WEIGHTS", {"cpu": most})
+    monkeypatch.setattr(choice, "_MOST_WEIGHTS", {"cpu": most})
     used: list[str] = []
-    for kind, name in ((SequentialEngine, "sequential"), (AutomaticEngine, "vectorized")):
-        monkeypatch.setattr(kind, "updates", _noting(kind, name, used))
+    for kind, name in ((SequentialTrainer, "sequential"), (AutomaticTrainer, "vectorized")):
+        monkeypatch.setattr(kind, "train", _noting(kind, name, used))
     run = train(tmp_path, make, "auto", precision="32-true")
     assert run.trainer.engine_choice["engine"] == chosen
     assert reason in run.trainer.engine_choice["reason"]
@@ -183,13 +182,13 @@ def test_auto_chooses_by_a_rule(tmp_path, monkeypatch, make, most, chosen, reaso
 
 
 def _noting(kind: type, name: str, used: list[str]) -> Any:
-    train_them = kind.updates
+    train_them = kind.train
 
-    def updates(self: Any, clients: Any) -> Any:
+    def noting(self: Any, clients: Any) -> Any:
         used.append(name)
         return train_them(self, clients)
 
-    return updates
+    return noting
 
 
 def test_the_choice_is_written_below_the_config(tmp_path, capsys):

@@ -21,8 +21,8 @@ from lightning_fed.core import seeding
 from lightning_fed.core.devices import to_device
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import ClientRotation, CropFlip, FederatedDataModule
+from lightning_fed.engines import choice as rule
 from lightning_fed.engines import client_batches, trial
-from lightning_fed.engines.vectorized import automatic as rule
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import ImageClassifier, LeNet, LogisticRegression
 from tests.engines.pretended_device import DEVICE, PretendedDevice

@@ -3,8 +3,7 @@
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fed.client_algorithms.losses.base import LossAlgorithm
-from lightning_fed.client_algorithms.losses.call import LossCall, feature_layer
+from lightning_fed.client_algorithms.losses.base import LossAlgorithm, LossCall, feature_layer
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.errors import FederatedError, expect_number

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
-from lightning_fed.client_algorithms.losses.base import LossAlgorithm
-from lightning_fed.client_algorithms.losses.call import Features, LossCall, ModelPass, feature_layer, last_linear
+from lightning_fed.client_algorithms.losses.base import (
+    Features,
+    LossAlgorithm,
+    LossCall,
+    ModelPass,
+    feature_layer,
+    last_linear,
+)
 from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.errors import FederatedError

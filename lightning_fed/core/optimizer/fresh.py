@@ -62,12 +62,14 @@ class FreshOptimizers:
         held, memo = self._copy() if self.copies else (self._held, {})
         self._live = [(memo[id(tensor)], p) for tensor, p in self._noted]
         for optimizer, values in zip(self.all, held, strict=True):
-            for name in self._attributes(optimizer).keys() - values.keys():
+            for name in filter(self._belongs, vars(optimizer).keys() - values.keys()):
                 del vars(optimizer)[name]
             vars(optimizer).update(values)
 
     def begin(self) -> None:
         """Starts them at the weights that the client has now, in the mode for training where they have two."""
+        if not self.copies:
+            return
         with torch.no_grad():
             for tensor, p in self._live:
                 tensor.copy_(p)
@@ -81,7 +83,10 @@ class FreshOptimizers:
 
     def _attributes(self, optimizer: Optimizer) -> dict[str, Any]:
         """Returns attributes, but for hooks, which belong to those who registered them."""
-        return {k: v for k, v in vars(optimizer).items() if k not in self._left and not k.endswith("_hooks")}
+        return {k: v for k, v in vars(optimizer).items() if self._belongs(k)}
+
+    def _belongs(self, name: str) -> bool:
+        return name not in self._left and not name.endswith("_hooks")
 
     def _copy(self) -> tuple[list[dict[str, Any]], dict[int, Any]]:
         memo = dict(self._same)

@@ -1,5 +1,5 @@
 """Many clients at once."""
 
-from lightning_fed.engines.vectorized.engine import VectorizedEngine
+from lightning_fed.engines.vectorized.engine import VectorizedTrainer
 
-__all__ = ["VectorizedEngine"]
+__all__ = ["VectorizedTrainer"]

@@ -45,7 +45,6 @@ class StackedFullGradient(FullGradient):
         return None
 
     def compute_at_start(self, clients: tuple[Client, ...], out: Tensor | None) -> Tensor:
-        """Computes the gradients of clients at the global model; see ``FullGradient``."""
         losses = self._try(lambda: self._compute_at_start(clients, out))
         return super().compute_at_start(clients, out) if losses is None else losses
 

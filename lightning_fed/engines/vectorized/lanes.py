@@ -16,7 +16,6 @@ from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.optimizer.flat import FlatOptimizer
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Client
-from lightning_fed.engines.start_gradients import ComputedStartGradients
 
 __all__ = ["Lanes", "StackedVector", "keep_freed_memory"]
 
@@ -58,8 +57,6 @@ class Lanes:
         weights: Live weights, shape (n, d + p): those of the shared parameters, then the clients' personal ones.
         gradients: Their gradients at the current step, of the same shape.
         buffers: Buffers by name, shape (n, ...).
-        own_gradients: Gradients at w that clients asked for one by one, shape (n, d), empty until one does.
-        own_losses: Their losses there, or those that the aggregator asked for without gradients, shape (n,).
         optimizer: Steps the weights of the active lanes, or the part of them that the phase trains.
         active: How many lanes, the first ones, take the current step.
     """
@@ -75,9 +72,7 @@ class Lanes:
         self.held: list[slice] = []
         live = state.buffers.live.tensors()
         self.buffers = {name: b.unsqueeze(0).repeat(capacity, *[1] * b.ndim) for name, b in live.items()}
-        self.own_gradients = state.weights.new_empty(0, vector.numel)
         self.active = self._count = 0
-        self.own_losses = state.weights.new_empty(0)
         self._further = self.weights.new_empty(0)
         self._origins: dict[int, Tensor] = {}
         self._shifts: dict[int, Tensor] = {}
@@ -112,26 +107,6 @@ class Lanes:
         if not len(self._further):
             self._further = torch.empty_like(self.weights)
         return self._further
-
-    def compute_own(self, gradients: ComputedStartGradients, clients: tuple[Client, ...]) -> None:
-        """Computes the gradient at w of every client that asks for its own, in the order of lanes."""
-        if not len(self.own_gradients):
-            self.own_gradients = self.matrix()
-        self.own_losses = gradients.compute(clients, self.own_gradients[: len(clients)])
-
-    def give_gradient(self, lane: int, gradients: ComputedStartGradients, client: Client) -> None:
-        """Sets the current gradient and loss at w to those of this client."""
-        if gradients.level == "client":
-            gradients.gradient, gradients.loss = self.own_gradients[lane], self.own_losses[lane]
-        elif gradients.losses_alone:
-            gradients.loss = self.own_losses[lane]
-        else:
-            gradients.load(client)
-
-    def own_sizes(self) -> Tensor:
-        """Returns ‖g_i‖ + f_i at w of clients that asked for their gradient, shape (n,)."""
-        sizes: Tensor = torch.linalg.vector_norm(self.own_gradients[: self._count], dim=1)
-        return sizes + self.own_losses
 
     def take_start(self, lane: int, start: Tensor) -> None:
         """Copies where a client starts, after its hooks, to its lane: weights, origin, displacement, buffers."""

@@ -15,9 +15,8 @@ from lightning_fed.core.devices import free_memory, full_precision, out_of_memor
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
-from lightning_fed.core.user_code import own_places
+from lightning_fed.core.user_code import loss_of, own_places
 from lightning_fed.distributed.strategy import processes_of
-from lightning_fed.engines.local_step import loss_of
 from lightning_fed.engines.trial import Attributes, agree, holds_stacked_tensors, random_states, without_trace
 from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.refusals import CannotStack, first_sentence

@@ -9,36 +9,23 @@ from typing import Any, NoReturn, TypeVar
 
 from torch import nn
 
-from lightning_fed.client_algorithms import LossAlgorithm
 from lightning_fed.core.devices import is_device_fault, out_of_memory
-from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "FEWEST_LANES", "MANY_CLIENTS", "CannotStack", "NotQuicker", "attempt", "cause_of", "explained_refusals",
-    "first_sentence", "of_one_client", "refusal", "tell", "unsaid",
+    "FEWEST_LANES", "MANY_CLIENTS", "CannotStack", "attempt", "cause_of", "first_sentence", "is_of_many",
+    "of_one_client", "refusal", "tell",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
 tell = logging.getLogger("lightning.pytorch").info  # in every process: each falls back by itself
 FEWEST_LANES = 8  # if fewer clients share a call of the step, nothing is gained (docs/engines.md)
 
+_NOT_EACH_TIME = "the step does not go through torch.func.vmap each time"
+
 
 class CannotStack(Exception):
     """Says, in a part of a sentence, why a model or a run cannot train many clients at once."""
-
-
-class NotQuicker(CannotStack):
-    """Says that a run would be no faster with many clients at once; the user has nothing to change."""
-
-
-def unsaid(owner: Any, hook: str) -> CannotStack:
-    """Says which callback does not say that its hook works for many clients at once, and when it may."""
-    says = "does not say" if isinstance(owner, FederatedCallback) else "is no FederatedCallback that says"
-    works = f"`{hook}` works for many clients at once"
-    if isinstance(owner, LossAlgorithm) and hook == "on_client_start":  # which the user has not written
-        works = "`logits` and `term` go through torch.func.vmap"
-    return CannotStack(f"{type(owner).__name__} {says} `stacks = True` (set it if its {works})")
 
 
 def refusal(error: Exception, count: int) -> FederatedError:
@@ -58,25 +45,19 @@ def first_sentence(error: Exception) -> str:
     return lines[0].split(". ")[0].rstrip(".")
 
 
-def cause_of(error: Exception, count: int) -> str:
+def cause_of(error: Exception, count: int, otherwise: str = _NOT_EACH_TIME) -> str:
     """Says, in a part of a sentence, what ended a step of a number of clients at once."""
     if isinstance(error, CannotStack):
         return str(error)
     if out_of_memory(error):
         return f"memory does not hold {count} clients at once"
-    return f"the step does not go through torch.func.vmap each time ({first_sentence(error)})"
+    return f"{otherwise} ({first_sentence(error)})"
 
 
-@contextmanager
-def explained_refusals(count: int) -> Iterator[None]:
-    """Turns an error that ends the training of ``count`` clients at once, in the middle of a run, into a sentence."""
-    try:
-        yield
-    except Exception as error:
-        by_vmap = isinstance(error, RuntimeError) and ("vmap" in str(error) or "atching rule" in str(error))
-        if by_vmap or isinstance(error, CannotStack) or out_of_memory(error):
-            raise refusal(error, count) from error
-        raise
+def is_of_many(error: Exception) -> bool:
+    """Returns whether an error comes from training many clients at once, and is no defect in the user's code."""
+    by_vmap = isinstance(error, RuntimeError) and ("vmap" in str(error) or "atching rule" in str(error))
+    return by_vmap or isinstance(error, CannotStack) or out_of_memory(error)
 
 
 def attempt(compute: Callable[[], _T], count: Callable[[], int]) -> tuple[_T | None, str, int]:

@@ -18,8 +18,7 @@ from lightning_fed.core.devices import wide_dtype
 from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.recorder import MetricRecorder, recording
 from lightning_fed.core.train_state import TrainState
-from lightning_fed.core.user_code import accepts
-from lightning_fed.engines.local_step import loss_of
+from lightning_fed.core.user_code import accepts, loss_of
 from lightning_fed.engines.vectorized.refusals import MANY_CLIENTS, CannotStack, of_one_client
 
 __all__ = ["LaneLog", "StackedStep"]
@@ -33,14 +32,14 @@ class StackedStep:
     Args:
         state: What ``fit`` works on; of the module's own parameters only frozen ones are used, and no buffers.
         unasked: Whether the user did not ask for many clients at once: then a step may not print or use the trainer.
+        client_losses: Changes the losses of clients whose ``own`` tensors are given; None if no algorithm does.
 
     Attributes:
         reads_batch_idx: Whether the training step may depend on the batch's number within its epoch.
         losses: The clients' losses in the last call, shape (n,), as ``training_step`` returned them.
-        client_losses: Changes the losses of clients whose ``own`` tensors are given; None if no algorithm does.
     """
 
-    def __init__(self, state: TrainState, unasked: bool) -> None:
+    def __init__(self, state: TrainState, unasked: bool, client_losses: ClientLosses | None = None) -> None:
         knowing = [part for part in state.module.modules() if vars(part).get("_trainer") is not None]
         self.refusing: Any = partial(of_one_client, knowing) if unasked else nullcontext
         self.state, self.module, self.vector = state, state.module, state.vector
@@ -49,10 +48,13 @@ class StackedStep:
         self.reads_batch_idx = self.takes_batch_idx and _reads(self.module.training_step, "batch_idx")
         self.parameter_places = _parameter_places(self.module, self.vector.all_parameters)
         self.buffer_places, self.further_places = state.buffers.live.places, state.buffers.live.further
+        # Each one's dimensions in the order of memory, counted from 1.
+        strides = [(0, *p.stride()) for p in self.vector.all_parameters]
+        self.orders = [sorted(range(1, len(each)), key=each.__getitem__, reverse=True) for each in strides]
         self.starts = [place.start for place in self.vector.all_places().values()]
         self.recorder, self.touched = MetricRecorder(), set[str]()
         self.losses = self.vector.data.new_empty(0)
-        self.client_losses: ClientLosses | None = None
+        self.client_losses = client_losses
         # Names of buffers, what the batch is, its number, and who changes the loss.
         self._call: tuple[tuple[str, ...], TreeSpec, int, ClientLosses | None]
         self._replaced: tuple[str, ...]
@@ -96,8 +98,8 @@ class StackedStep:
         if self.losses.requires_grad:  # it depends on the module's own parameters, not on a client's
             raise CannotStack(f"{type(self.module).__name__} reaches its parameters in another way than as attributes")
         if out is not None:
-            by_parameter = zip(gradients, self.vector.all_parameters, strict=True)
-            torch.cat([gradient.permute(0, *_order(p)).flatten(1) for gradient, p in by_parameter], 1, out=out)
+            by_parameter = zip(gradients, self.orders, strict=True)
+            torch.cat([gradient.permute(0, *order).flatten(1) for gradient, order in by_parameter], 1, out=out)
         # Buffers replaced by assignment; those changed in place are in the rows already.
         for name, value in zip(self._replaced, further[len(totals) :], strict=True):
             buffers[name].copy_(value)
@@ -189,11 +191,6 @@ def _parameter_places(module: nn.Module, parameters: tuple[Tensor, ...]) -> list
         [(owner, key) for owner in module.modules() for key, value in owner._parameters.items() if value is parameter]
         for parameter in parameters
     ]
-
-
-def _order(parameter: Tensor) -> list[int]:
-    """Returns the dimensions of a parameter in the order of memory, counted from 1."""
-    return sorted(range(1, parameter.ndim + 1), key=lambda dim: -parameter.stride(dim - 1))
 
 
 def _reads(function: Any, name: str) -> bool:

@@ -420,6 +420,14 @@ def test_the_clients_of_the_round_are_trained_even_if_others_are_drawn_for_the_e
     assert len([row for row in rows.values() if row["global/loss"]]) == 1
 
 
+def of_plain_training(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Gives the evaluation trainers of classes of its own, so that the run's stay as they are."""
+    kinds = tuple(type(name, (getattr(plain, name),), {}) for name in ("SequentialTrainer", "VectorizedTrainer"))
+    for kind in kinds:
+        monkeypatch.setattr(plain, kind.__name__, kind)
+    return kinds
+
+
 @pytest.mark.parametrize("breaks", ["one by one", "at once"])
 def test_clients_are_tuned_at_once_where_the_run_trains_at_once(
     breaks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -431,9 +439,10 @@ def test_clients_are_tuned_at_once_where_the_run_trains_at_once(
 
     monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
     fits: list[int] = []
-    at_once, fit = plain._AtOnce, plain._AtOnce._train_chunk
-    monkeypatch.setattr(at_once, "_train_chunk", lambda self, chunk: (fits.append(len(chunk)), fit(self, chunk))[1])
-    monkeypatch.setattr(*((plain._OneByOne, "fit") if breaks == "one by one" else (at_once, "_train_chunk")), refuse)
+    alone, many = of_plain_training(monkeypatch)
+    fit = many.train_chunk
+    monkeypatch.setattr(many, "train_chunk", lambda self, chunk: (fits.append(len(chunk)), fit(self, chunk))[1])
+    monkeypatch.setattr(*((alone, "train_client") if breaks == "one by one" else (many, "train_chunk")), refuse)
     evaluation, data = ClientEvaluation(models=("global", "tuned")), federated_data(*SIZES)
     trainer = trainer_for(tmp_path, evaluation, max_rounds=1, engine="vectorized", chunk_size=3, precision="64-true")
     trainer.fit(net(), data)
@@ -447,7 +456,8 @@ def test_clients_are_tuned_at_once_where_the_run_trains_at_once(
 def test_what_trained_at_once_is_freed_where_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The matrices of the failed chunk are not held beside the clients that are tuned one after another."""
     held: list[Any] = []
-    alone = plain._OneByOne.fit
+    alone, many = of_plain_training(monkeypatch)
+    fit_alone = alone.train_client
 
     def fails(self: Any, *_: Any) -> None:
         held.append(weakref.ref(self.lanes.weights))
@@ -455,10 +465,10 @@ def test_what_trained_at_once_is_freed_where_that_fails(tmp_path: Path, monkeypa
 
     def fit(self: Any, client: Any) -> None:
         assert held[0]() is None
-        alone(self, client)
+        fit_alone(self, client)
 
-    monkeypatch.setattr(plain._AtOnce, "_run_steps", fails)
-    monkeypatch.setattr(plain._OneByOne, "fit", fit)
+    monkeypatch.setattr(many, "_run_steps", fails)
+    monkeypatch.setattr(alone, "train_client", fit)
     evaluation, data = ClientEvaluation(models=("global", "tuned")), federated_data(*SIZES)
     trainer_for(tmp_path, evaluation, max_rounds=1, engine="vectorized", chunk_size=3).fit(net(), data)
     assert len(held) == 1
@@ -468,7 +478,8 @@ def test_what_trained_at_once_is_freed_when_the_evaluation_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[Any] = []
-    steps = plain._AtOnce._run_steps
+    many = of_plain_training(monkeypatch)[1]
+    steps = many._run_steps
 
     class LooksForLanes(FederatedCallback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -479,7 +490,7 @@ def test_what_trained_at_once_is_freed_when_the_evaluation_is_over(
         return steps(self, *args)
 
     left: list[list[bool]] = []
-    monkeypatch.setattr(plain._AtOnce, "_run_steps", notes)
+    monkeypatch.setattr(many, "_run_steps", notes)
     evaluation, data = ClientEvaluation(models=("global", "tuned")), federated_data(*SIZES)
     trainer = trainer_for(tmp_path, evaluation, LooksForLanes(), max_rounds=1, engine="vectorized", chunk_size=3)
     gc.disable()

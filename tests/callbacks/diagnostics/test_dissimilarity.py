@@ -150,7 +150,7 @@ class Counted(FullGradient):
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The (round, client) of every gradient over a client's full data."""
     monkeypatch.setattr(Counted, "calls", [])
-    monkeypatch.setattr("lightning_fed.engines.base.FullGradient", Counted)
+    monkeypatch.setattr("lightning_fed.engines.start_gradients.FullGradient", Counted)
     return Counted.calls
 
 

@@ -82,6 +82,11 @@ def test_modules_of_the_users_own(tmp_path, alone, model, asking, mode):
     same(tmp_path, alone, MODELS[model], *ASKING[asking], make_data=lambda: data(sizes=EVEN), **options)
 
 
+def test_a_diagnostic_may_take_more_than_the_method_asks_for(tmp_path):
+    """The cohort's gradients are then there already, from which each client is given its own."""
+    both(tmp_path, Model, lambda: SCAFFOLD("I"), GradientDissimilarity, chunk_size=2)
+
+
 @pytest.mark.parametrize("buffers", ["local", "keep"])
 def test_each_client_has_its_own_buffers(tmp_path, alone, buffers):
     parts = [lambda: FedAvg(buffers=buffers), StatelessSCAFFOLD]
