@@ -314,10 +314,10 @@ class AutomaticTrainer(ClientTrainer):
 
     def _give_way(self, reason: str, fewer: int) -> None:
         """Prints why, and trains fewer clients at once from here on, in a resumed run too; with 0 one after another."""
-        how = f"vectorized in chunks of {fewer}" if fewer else "sequential"
-        line = f"Engine: {how} from round {self.state.round} on, as {reason}."
-        is_news("engine", line)  # so that the next run prints its own line
-        tell(line)
+        kind = f"vectorized in chunks of {fewer}" if fewer else "sequential"
+        how = f"{kind} from round {self.state.round} on"
+        is_news("engine", how)  # so that the next run prints its own line
+        tell(f"Engine: {how}, as {reason}.")
         self.many.make_room(0)  # frees the matrices
         if fewer:
             self.many.chunk_size = fewer
