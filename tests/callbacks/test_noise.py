@@ -116,7 +116,6 @@ def test_what_leaves_clients_without_noise_is_refused_before_training(
         ([FedExP()], "FedExP"),
         ([Sends()], "below"),
     ],
-    ids=str,
 )
 def test_sums_without_noise_are_refused(tmp_path: Path, callbacks: Any, name: str, engine: str) -> None:
     aggregator = [] if isinstance(callbacks[0], FedExP) else [FedAvg(**UNIFORM)]
@@ -142,7 +141,7 @@ def test_weights_of_a_rules_own_are_refused(tmp_path: Path, where: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("last", [Tenfold("in place"), Tenfold("anew"), RandomK(3), TopK(2)], ids=str)
+@pytest.mark.parametrize("last", [Tenfold("in place"), Tenfold("anew"), RandomK(3), TopK(2)])
 def test_edits_after_the_bound_are_refused(tmp_path: Path, last: Any, engine: str) -> None:
     fit(tmp_path, ClipUpdates(0.1), last, engine=engine)
     fit(tmp_path, last, ClipUpdates(0.1), Noise(0.0), engine=engine)
