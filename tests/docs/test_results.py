@@ -114,7 +114,6 @@ OLDER = {
     "(our question) from the same model, 5 of 10 drawn, the mask's direction gains on the other clients": "not run",
     "(our question) from the same model, 2 of 10 drawn, the mask's direction gains on the other clients": "not run",
     "Section 1, label skew, perceptron: the mask's direction is better than the mean's at the same progress": "not run",
-    "Section 1, label skew, LeNet: the mask's direction is better than the mean's at the same progress": "not run",
     "Tables 2, 3 and 6 on CIFAR, FEMNIST and other numbers of clients; Table 7; Figure 2": "not run",
     "α of 0.1 and 0.3, rounds 901 to 1,000": "not run",
     "Table 1, CIFAR-10 and EMNIST at full size; Figures 2 and 5 to 7; Figure 8 on CIFAR-100": "not run",
