@@ -1,4 +1,4 @@
-"""Draws what the mask of GMA does to accuracy by the length of its step, and what by its direction.
+"""Draws what the mask of GMA does to accuracy, what FedAvg's step of the same length does, and the rest.
 
     python docs/why_figure.py
 
@@ -26,7 +26,7 @@ FAVG, GMA, SHORT = "FedAvg", "GMA", "FedAvg at GMA's length"
 PARTS = {
     "both: GMA − FedAvg": (GMA, FAVG),
     "its length alone": (SHORT, FAVG),
-    "its direction, at that length": (GMA, SHORT),
+    "GMA − FedAvg at its length": (GMA, SHORT),
 }
 COLLAPSED = "0.5"  # the rate
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")

@@ -194,19 +194,21 @@ class _MaskOfAnother(Mask):
 class MaskControl(_MaskOfAnother):
     """Keeps one property of another mask m, to find out where its effect comes from.
 
-    u is the step without a mask. ``length``: u ‖m ⊙ u‖ / ‖u‖, the unmasked step with the length of the masked one.
-    ``direction``: m ⊙ u ‖u‖ / ‖m ⊙ u‖, the masked step with the length of the unmasked one. ``values``: m' ⊙ u, where
-    m' holds the values of m in random order within each parameter tensor. The order is drawn anew each round, and is
-    the same on every process and after a resumption. A step of length 0 stays as it is. If m is 1 everywhere, all three
-    are the unmasked rule, bit for bit. The logged scalars are those of m.
+    u is the step without a mask. ``progress``: u ⟨m ⊙ u, u⟩ / ‖u‖², the unmasked step, as far along itself as the
+    masked one gets. ``length``: u ‖m ⊙ u‖ / ‖u‖, the unmasked step with the length of the masked one; m ⊙ u is turned
+    away from u, so this goes 1 / cos(m ⊙ u, u) times as far along u as m ⊙ u. ``direction``: m ⊙ u ‖u‖ / ‖m ⊙ u‖, the
+    masked step with the length of the unmasked one. ``values``: m' ⊙ u, where m' holds the values of m in random order
+    within each parameter tensor. The order is drawn anew each round, and is the same on every process and after a
+    resumption. A step of length 0 stays as it is. If m is 1 everywhere, all four are the unmasked rule, bit for bit.
+    The logged scalars are those of m.
 
     Args:
         mask: m.
-        keep: ``length``, ``direction`` or ``values``.
+        keep: ``progress``, ``length``, ``direction`` or ``values``.
     """
 
-    def __init__(self, mask: Mask, keep: Literal["length", "direction", "values"]) -> None:
-        self.keep = expect_choice("--aggregator.mask.keep", keep, ("length", "direction", "values"))
+    def __init__(self, mask: Mask, keep: Literal["progress", "length", "direction", "values"]) -> None:
+        self.keep = expect_choice("--aggregator.mask.keep", keep, ("progress", "length", "direction", "values"))
         super().__init__(mask, "to control")
 
     def compute(self, update: ReducedUpdate) -> Tensor:
@@ -221,6 +223,9 @@ class MaskControl(_MaskOfAnother):
         masked = self.mask.over(step, mask)
         if self.keep == "values":
             return masked
+        if self.keep == "progress":
+            whole, left = (step * step).sum(), (masked * step).sum()  # of equal products, so 1 is exact
+            return step * torch.where(whole > 0, left / whole, 1.0)
         whole, left = torch.linalg.vector_norm(step), torch.linalg.vector_norm(masked)
         if self.keep == "length":
             return step * torch.where(whole > 0, left / whole, 1.0)

@@ -173,15 +173,31 @@ def test_steepness_out_of_range_is_refused_when_made(k: float) -> None:
         SANDMask(k=k)
 
 
-@pytest.mark.parametrize("keep", ["length", "direction", "values"])
+@pytest.mark.parametrize("keep", ["progress", "length", "direction", "values"])
 def test_a_step_of_no_length_stays_as_it_is(keep: Any) -> None:
     control, step = MaskControl(SignAgreement(0.4), keep), torch.tensor([3.0, 0.0, -4.0])
     assert control.over(torch.zeros(3), torch.tensor([1.0, 0.2, 0.0])).tolist() == [0.0] * 3
     assert control.over(step, torch.zeros(3)).tolist() == [0.0] * 3
     assert control.over(step, torch.ones(3)).tolist() == step.tolist()
-    lengths = {"length": 4.0, "direction": 5.0, "values": 4.0}
+    lengths = {"progress": 3.2, "length": 4.0, "direction": 5.0, "values": 4.0}
     masked = control.over(step, torch.tensor([0.0, 1.0, 1.0]))
     assert torch.linalg.vector_norm(masked).item() == pytest.approx(lengths[keep])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("elements", [1, 7, 1000, 44_426])
+def test_progress_is_the_projection_of_the_masked_step(elements: int, dtype: torch.dtype) -> None:
+    draw = np.random.default_rng(elements)
+    step, mask = draw.normal(size=elements), draw.uniform(size=elements)
+    control, u, m = MaskControl(SignAgreement(0.4), "progress"), torch.tensor(step, dtype=dtype), torch.tensor(mask)
+    found = control.over(u, m.to(dtype)).double().numpy()
+    unit = step / np.sqrt(math.fsum(step**2))
+    np.testing.assert_allclose(
+        found, unit * math.fsum(unit * mask * step), rtol=1e-12 if dtype == torch.float64 else 1e-5
+    )
+    elsewhere = torch.cat([u.new_zeros(3), u])[3:]  # in memory, where a library may add up in another order
+    for one in (u, elsewhere):
+        assert torch.equal(control.over(one, torch.ones_like(u)), u)
 
 
 def test_values_stay_in_their_tensor_and_are_drawn_by_seed_and_round() -> None:

@@ -79,10 +79,12 @@ def train(
 
 
 def _over(step: Array, m: Array, keep: str) -> Array:
-    """m ⊙ u, or u in the length of that, or that in the length of u."""
+    """m ⊙ u, or u as far along itself or as long as that, or that in the length of u."""
     masked = m * step
     if keep == "all" or not step.any() or not masked.any():
         return masked
+    if keep == "progress":
+        return step * (sum(m * step * step) / sum(step * step))
     ratio = np.sqrt(sum(x * x for x in masked)) / np.sqrt(sum(x * x for x in step))
     return step * ratio if keep == "length" else masked / ratio
 

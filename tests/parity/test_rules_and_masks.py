@@ -137,6 +137,7 @@ MASKS: dict[str, tuple[Callable[[], Mask], by_hand.Mask] | None] = {
     "magnitude": (lambda: MagnitudeAgreement(0.6), by_hand.magnitude_agreement("0.6")),
     "magnitude binary": (lambda: MagnitudeAgreement(0.3, True), by_hand.magnitude_agreement("0.3", True)),
     "sand": (lambda: SANDMask(0.2, k=0.5), by_hand.sand("0.2", 0.5)),
+    "progress": (lambda: MaskControl(SignAgreement(), "progress"), by_hand.sign_agreement("0.4")),
     "length": (lambda: MaskControl(SignAgreement(), "length"), by_hand.sign_agreement("0.4")),
     "direction": (lambda: MaskControl(SignAgreement(), "direction"), by_hand.sign_agreement("0.4")),
     "values": (lambda: MaskControl(SignAgreement(), "values"), by_hand.sign_agreement("0.4")),
@@ -190,7 +191,7 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
 
 
 def formula(shape: str, rule: str, mask: str, weighting: str, apply: str) -> list[np.ndarray]:
-    keep = mask if mask in ("length", "direction") else "all"
+    keep = mask if mask in ("progress", "length", "direction") else "all"
     given = (masks_of(shape, mask), weighting, apply, start_of(shape), SHAPES[shape], keep)
     return by_hand.train(RULES[rule].formula, *given)
 

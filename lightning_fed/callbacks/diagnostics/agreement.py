@@ -26,7 +26,9 @@ class UpdateAgreement(FederatedCallback):
     Logs ``agreement/mean`` (of A over all coordinates), ``agreement/below`` (share of A < τ, as in figure 4),
     ``agreement/below_by_chance`` (that share if each sign were a fair coin flip: the binomial distribution of n
     votes, which have equal weight whatever the weights of the mean),
-    ``agreement/mask`` (mean of m), ``agreement/through`` (‖m ⊙ Δ‖ / ‖Δ‖ with Δ the mean update, 1 where Δ is 0),
+    ``agreement/mask`` (mean of m), with Δ the mean update ``agreement/through`` (‖m ⊙ Δ‖ / ‖Δ‖),
+    ``agreement/progress`` (⟨m ⊙ Δ, Δ⟩ / ‖Δ‖²) and ``agreement/cos`` (of the angle between m ⊙ Δ and Δ; progress is
+    through times cos), each 1 where it would be 0 / 0,
     ``agreement/overlap`` (intersection over union of the sets A >= τ of this measurement and the last) and
     ``agreement/least`` (the mean of m so far at the coordinate where it is least: an estimate of α = inf_j E[m_j] in
     proposition 4.8). By layer, for each parameter NAME: ``agreement/mean/NAME`` and ``agreement/below/NAME``.
@@ -73,14 +75,17 @@ class UpdateAgreement(FederatedCallback):
         agreed = mask == 1  # m is below 1 exactly where A < τ
         self._total = mask.clone() if self._total is None else self._total.to(mask.device).add_(mask)
         self._measured += 1
-        length = torch.linalg.vector_norm(update.mean)
-        through = torch.linalg.vector_norm(mask * update.mean) / length
+        length, masked = torch.linalg.vector_norm(update.mean), mask * update.mean
+        through = torch.linalg.vector_norm(masked) / length
+        progress = (masked * update.mean).sum() / length**2
         logged = {
             "agreement/mean": share.mean(),
             "agreement/below": 1 - agreed.to(share.dtype).mean(),
             "agreement/below_by_chance": flips[: vote_threshold(self.threshold, clients)].sum().item(),
             "agreement/mask": mask.mean(),
             "agreement/through": torch.where(length > 0, through, 1.0),
+            "agreement/progress": torch.where(length > 0, progress, 1.0),
+            "agreement/cos": torch.where(through > 0, progress / through, 1.0),
             "agreement/least": self._total.min() / self._measured,
         }
         if self._agreed is not None:

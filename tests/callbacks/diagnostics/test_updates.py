@@ -78,6 +78,8 @@ def by_hand(keeps: Keeps, threshold: float, lr: float) -> dict[str, dict[int, fl
             / 2 ** len(rows),
             "agreement/mask": masks[-1].mean(),
             "agreement/through": np.linalg.norm(masks[-1] * mean) / np.linalg.norm(mean),
+            "agreement/progress": (masks[-1] * mean) @ mean / (mean @ mean),
+            "agreement/cos": (masks[-1] * mean) @ mean / np.linalg.norm(masks[-1] * mean) / np.linalg.norm(mean),
             "agreement/least": np.mean(masks, axis=0).min(),
             "update/norm": norms.mean(),
             "update/norm_max": norms.max(),
@@ -139,7 +141,7 @@ def test_engines_agree(tmp_path: Path) -> None:
         trainer = trainer_for(tmp_path / engine, UpdateAgreement(0.5), UpdateGeometry(), engine=engine, precision=64)
         trainer.fit(module, net_data())
         found.append({name: values for name, values in columns(trainer).items() if name.startswith(OURS)})
-    assert len(found[0]) == 13
+    assert len(found[0]) == 15
     for name, values in found[0].items():
         assert found[1][name] == pytest.approx(values, rel=1e-9), name
 
