@@ -7,12 +7,13 @@ from html import escape
 from statistics import fmean
 
 from lightning_fed.core.files import png
-from lightning_fed.lab.common import csv_text
+from lightning_fed.lab.common import column_head, csv_text
 from lightning_fed.lab.report.plots import tuning_html
 from lightning_fed.lab.report.summary import counted, is_share, over_seeds, summarize
 from lightning_fed.lab.studies import formats
 from lightning_fed.lab.studies.comparison import pairs_needed, visible_gain
-from lightning_fed.lab.studies.formats import Block, column_head, without_constants
+from lightning_fed.lab.studies.formats import Block, without_constants
+from lightning_fed.lab.studies.grid import at_edge, edges_of
 from lightning_fed.lab.studies.results import BESIDE, StudyResults, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
@@ -72,6 +73,8 @@ def _main(study: Study, table: StudyTable, best: bool) -> Block:
     notes = []
     if any(_stars(cell.p_holm) for cell in cells):
         notes.append(f"*, **, ***: different from {_baseline(study)} at the level 0.05, 0.01, 0.001 after Holm.")
+    if edge := at_edge(study, [(cell.names, cell.runs[0].chosen) for cell in cells]):
+        notes.append(f"Tuned to an edge of its grid: {edge}.")
     if best:
         notes.append("Bold: the best mean in each comparison; underlined: the second best of three or more.")
     if len(measures[0]) > 1:  # then it does not begin with the name of a metric
@@ -221,7 +224,7 @@ def table_lines(table: StudyTable) -> list[list[str]]:
 _COLUMNS = (
     "seeds", "mean", "std", "difference", "t_low", "t_high", "bootstrap_low", "bootstrap_high", "p", "p_holm",
     "average_rank", "published", "published_std", "rounds_to_target", "rounds_to_target_std", "std_difference",
-    "visible_gain", "claimed", "seeds_needed", "verdict",
+    "visible_gain", "claimed", "seeds_needed", "verdict", "at_edge",
 )  # fmt: skip
 
 
@@ -241,19 +244,30 @@ def _numbers(cell: TableCell, rank: float | None) -> list[str]:
         *((reached.mean, reached.std) if reached else (None, None)), *judged,
     ]  # fmt: skip
     texts = ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]
-    return [*texts, cell.verdict.word if cell.verdict else ""]
+    at_edge = "; ".join(f"{option} {side}" for option, side in cell.edges.items())
+    return [*texts, cell.verdict.word if cell.verdict else "", at_edge]
 
 
 def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:
     """Returns the options chosen by the deciding metric, and those that each other metric would have chosen."""
-    axes, names = tuned_per(study), _names(trials)
-    lines = [[*axes, *(word for name in names for word in (f"by {name}", name))]]
+    axes, (first, *others) = tuned_per(study), _names(trials)
+    shown = [name.removesuffix(BESIDE) for name in others]
+    lines = [[*axes, "chosen", first, *(word for name in shown for word in (f"best for {name}", name))]]
+    sides = list[dict[str, str]]()
     for key, attempts in _groups(axes, trials).items():
-        best = (_best(name, attempts, _goal(study, name)) for name in names)
-        lines.append([*key, *(word for pair in best for word in pair)])
+        chosen, value = _best(first, attempts, _goal(study, first))
+        options = attempts[chosen][0].options if chosen else {}
+        sides.append(at := edges_of(study, dict(zip(axes, key, strict=True)), options))
+        marked = (f"{option} {it}" + (f" ({at[option]})" if option in at else "") for option, it in options.items())
+        beside = (_best(name, attempts, _goal(study, name)) for name in others)
+        lines.append([*key, ", ".join(marked), value, *(word for pair in beside for word in pair)])
     seeds = len(study.tune.seeds)
     over = "one seed" if seeds == 1 else f"mean over {counted(seeds, 'seed')}"
-    note = f"The runs use the first choice, by {names[0]}, {over}."
+    note = f"The runs use the chosen values, the best by {first}, {over}."
+    if others:
+        note += " The other columns show what other metrics would have chosen; they decide nothing."
+    if any(sides):
+        note += " (smallest), (largest): at that edge of its grid."
     return without_constants(Block("Tuned options", lines, len(axes), note))
 
 

@@ -9,7 +9,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from lightning_fed.lab.common import aligned, import_extra, one_line
+from lightning_fed.lab.common import aligned, column_head, import_extra, one_line
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.lab.report.page import MOST_LINES, details_of_runs, html_table, section, whole_page
 from lightning_fed.lab.report.plots import AXES, curves_html, panels_figure
@@ -25,7 +25,6 @@ __all__ = [
     "as_latex",
     "as_markdown",
     "as_text",
-    "column_head",
     "study_figure",
     "study_page",
     "without_constants",
@@ -51,13 +50,6 @@ class Block:
     above: str = ""
     heads: tuple[tuple[str, ...], ...] = ()  # heads of number columns, if they have several levels
     marks: Mapping[tuple[int, int], int] = field(default_factory=dict)  # 1 best, 2 second, by line and column
-
-
-def column_head(axes: Sequence[str], column: Iterable[str]) -> str:
-    """Returns the head of a column from its values; a number gets the name of its axis, a name like MNIST does not."""
-    named = zip(axes, column, strict=True)
-    plain = re.compile(r"true|false|null|[-+]?[\d.]+(e[-+]?\d+)?")
-    return ", ".join(f"{axis} {value}" if plain.fullmatch(value) else value for axis, value in named)
 
 
 def without_constants(block: Block) -> Block:

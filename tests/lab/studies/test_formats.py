@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lightning_fed.lab.common import csv_text
+from lightning_fed.lab.common import column_head, csv_text
 from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
-from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, column_head, study_figure, without_constants
+from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, study_figure, without_constants
 from lightning_fed.lab.studies.published import Figure
 from lightning_fed.lab.studies.results import StudyResults
 from lightning_fed.lab.studies.study import AxisValue, Report, Study
@@ -74,7 +74,7 @@ All cells: data set mnist.
         in text
     )
     assert "| FedAvg, masked | 10 ± 0 | 0 of 2 seeds |" in text
-    assert "| rule | data set | by val/acc best | val/acc best | by test/acc best, not to choose by | test/" in text
+    assert "| rule | data set | chosen | val/acc best | best for test/acc | test/acc |" in text
     assert "| FedAvg | mnist | aggregator.lr 1 | 60.00 % | model.optimizer.lr 0.1 | 90.00 % |" in text
     assert text.endswith("\n\nA note.\n")
     assert text == as_markdown(

@@ -107,10 +107,10 @@ def test_the_choice_is_by_means_over_whole_trials() -> None:
     study = replace(STUDY, tune=Tune(per=["rule"], seeds=[0, 1]))
     block = tuned_block(study, trials)
     assert block.lines == [
-        ["rule", "by acc", "acc", "by loss", "loss"],
+        ["rule", "chosen", "acc", "best for loss", "loss"],
         ["FedAvg", "lr 0.2", "60.00 %", "lr 0.1", "1"],
     ]
-    assert block.note == "The runs use the first choice, by acc, mean over 2 seeds."
+    assert block.note.startswith("The runs use the chosen values, the best by acc, mean over 2 seeds.")
     (chart,) = charts_of(study, trials)
     tried, chosen = chart[0]
     assert (tried["x"], tried["y"]) == ([0.1, 0.2], pytest.approx([0.55, 0.6]))
