@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from html import escape
+from io import BytesIO
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["AXES", "COLOURS", "curve", "curves_html", "limits", "panels_figure", "tuning_html"]
+__all__ = ["AXES", "COLOURS", "KINDS", "curve", "curves_html", "limits", "panels_figure", "picture", "tuning_html"]
 
 # The colours of Okabe and Ito, "Color universal design" (2008), for readers with any colour vision. Their yellow is
 # left out, as it is too pale for a line on white. From the eighth method on the line style changes.
@@ -28,6 +29,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "D", "^")
 _DASHES = ("solid", "dash", "dot", "dashdot")
+KINDS = ("png", "pdf", "svg")
+"""The formats of a picture."""
+_PAPER, _NARROW = 8, 1.6  # points of a letter, and inches of a panel, in a picture for a paper
 _CLEAR = "rgba(0,0,0,0)"
 AXES = {
     "round": ("round", None),
@@ -44,6 +48,7 @@ AXES = {
 
 Vector: TypeAlias = NDArray[np.float64]
 Curve: TypeAlias = tuple[Vector, Vector, Vector | None]
+Panels: TypeAlias = Mapping[tuple[str, str], Mapping[int, Method]]  # by title and metric, the numbered methods
 Trials: TypeAlias = Sequence[tuple[str, float]]  # value of the option, result
 
 
@@ -78,32 +83,67 @@ def limits(curves: Collection[Curve], share: bool) -> tuple[float, float] | None
     return min(0.0, low - room), max(0.0, high + room)
 
 
-def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str = "round") -> Figure:
+def picture(panels: Panels, x: str, kind: str, width: float | None = None) -> bytes:
+    """Draws panels as ``png``, ``pdf`` or ``svg``: the same bytes each time, with texts of vectors as text.
+
+    With a ``width``, in inches, letters have the size that papers print, and a PNG as many dots.
+    """
+    from matplotlib import rc_context
+
+    style: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "lightning_fed"}
+    if width:
+        style |= {"font.size": _PAPER} | dict.fromkeys(
+            ("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), "small"
+        )
+    undated: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    drawn = BytesIO()
+    with rc_context(style):
+        figure = panels_figure(panels, x, width)
+        figure.savefig(drawn, format=kind, dpi=300 if width else 150, metadata=undated.get(kind))
+    return drawn.getvalue()
+
+
+def panels_figure(panels: Panels, x: str = "round", width: float | None = None) -> Figure:
     """Draws a line per method and, from two seeds on, a band of one standard deviation on either side.
 
-    Panels, by title and metric, are in rows of three or five above one legend. The number of a method sets its colour
-    in all panels. A metric that all methods measured only once is drawn as points.
+    Panels, by title and metric, are in rows of three or five above one legend, in a ``width`` of as many as are
+    readable. The number of a method sets its colour in all panels. A metric that all methods measured only once is
+    drawn as points.
     """
     from matplotlib.figure import Figure
 
-    across = max(1, min(3 if len(panels) <= 12 else 5, len(panels)))  # 1 without panels, if all runs diverged
+    across, wide, high, columns, below = _shape(panels, width)
     down = max(1, -(-len(panels) // across))
-    wide, high = (3.6, 3.2) if across <= 3 else (2.6, 2.3)
-    figure = Figure(figsize=(max(7.0, wide * across), 0.8 + high * down), layout="constrained")
+    figure = Figure(figsize=(width or max(7.0, wide * across), below + high * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False).flat
     banded = False
     handles: dict[str, Artist] = {}
     for ((title, metric), methods), axes in zip(panels.items(), grid, strict=False):
         banded |= _panel(axes, methods, metric, x)
-        axes.set_title(no_mathematics(fill(title, int(10 * wide))), fontsize="medium")
+        axes.set_title(no_mathematics(fill(title, int((13 if width else 10) * wide))), fontsize="medium")
+        if width:
+            axes.locator_params(axis="x", nbins=max(3, int(3 * wide)))
+            if len(label := axes.get_ylabel()) > 14 * high:
+                axes.set_ylabel(label.replace("/", "/\n"))
         lines, labels = axes.get_legend_handles_labels()
         handles = {**dict(zip(labels, lines, strict=True)), **handles}
     for axes in grid:
         axes.remove()
     names = "mean ± std over seeds" if banded else None
-    lines, labels = list(handles.values()), list(handles)
-    figure.legend(lines, labels, loc="outside lower center", ncols=min(3, across), title=names, frameon=False)
+    lines = list(handles.values())
+    figure.legend(lines, list(handles), loc="outside lower center", ncols=columns, title=names, frameon=False)
     return figure
+
+
+def _shape(panels: Panels, width: float | None) -> tuple[int, float, float, int, float]:
+    """Returns the panels in a row, the inches of a panel, the columns of the legend and the inches of its room."""
+    across = max(1, min(3 if len(panels) <= 12 else 5, len(panels)))  # 1 without panels, if all runs diverged
+    if width is None:
+        return (across, 3.6, 3.2, across, 0.8) if across <= 3 else (across, 2.6, 2.3, 3, 0.8)
+    labels = {label_of(method) for methods in panels.values() for method in methods.values()}
+    across = min(across, max(1, int(width / _NARROW)))
+    columns = max(1, int(width / (0.5 + 0.06 * max(map(len, labels), default=1))))
+    return across, width / across, min(0.8 * width / across, 2.6), columns, 0.4 + 0.15 * -(-len(labels) // columns)
 
 
 def _panel(axes: Axes, methods: Mapping[int, Method], metric: str, x: str) -> bool:

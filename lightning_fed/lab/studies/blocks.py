@@ -6,9 +6,8 @@ from dataclasses import replace
 from html import escape
 from statistics import fmean
 
-from lightning_fed.core.files import png
 from lightning_fed.lab.common import column_head, csv_text
-from lightning_fed.lab.report.plots import tuning_html
+from lightning_fed.lab.report.plots import KINDS, picture, tuning_html
 from lightning_fed.lab.report.summary import counted, is_share, over_seeds, summarize
 from lightning_fed.lab.studies import formats
 from lightning_fed.lab.studies.comparison import pairs_needed, visible_gain
@@ -51,11 +50,14 @@ def study_blocks(
     return blocks
 
 
-def drawn(kind: str, study: Study, results: StudyResults, table: StudyTable, blocks: Sequence[Block]) -> bytes:
-    """Writes a study in one format: ``md``, ``csv``, ``tex``, ``png`` or ``html``."""
+def drawn(
+    kind: str, study: Study, results: StudyResults, table: StudyTable, blocks: Sequence[Block],
+    width: float | None = None,
+) -> bytes:  # fmt: skip
+    """Writes a study in one format: ``md``, ``csv``, ``tex``, ``html``, or as a picture of a ``width`` in inches."""
     text, x = heading(study, results), study.report.x
-    if kind == "png":
-        return png(formats.study_figure(table, x), dpi=150)
+    if kind in KINDS:
+        return picture(formats.panels_of(table), x, kind, width)
     if kind == "html":
         return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials)).encode()
     if kind == "csv":

@@ -7,25 +7,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from lightning_fed.lab.common import aligned, column_head, import_extra, one_line
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.lab.report.page import MOST_LINES, details_of_runs, html_table, section, whole_page
-from lightning_fed.lab.report.plots import AXES, curves_html, panels_figure
+from lightning_fed.lab.report.plots import AXES, curves_html
 from lightning_fed.lab.report.summary import is_measured
 from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.table import StudyTable, TableCell
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "Block",
     "as_latex",
     "as_markdown",
     "as_text",
-    "study_figure",
+    "panels_of",
     "study_page",
     "without_constants",
 ]
@@ -153,11 +149,6 @@ def _latex(text: str) -> str:
     return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)
 
 
-def study_figure(table: StudyTable, x: str) -> Figure:
-    """Draws a panel for each column of the table and a line with a band for each row, or the reverse."""
-    return panels_figure(_panels(table), x)
-
-
 def study_page(
     text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, tuning: Sequence[str] = ()
 ) -> str:
@@ -169,7 +160,7 @@ def study_page(
     runs = _runs(table)
     axes = [x, *(name for name in AXES if runs and name != x and is_measured(runs, name))]
     curves = []
-    for index, ((title, metric), methods) in enumerate(_panels(table).items()):
+    for index, ((title, metric), methods) in enumerate(panels_of(table).items()):
         heading = f"<h3>{escape(title)}</h3>" if title else ""
         curves.append(f"<div>{heading}{curves_html(methods, metric, axes, f'curves-{index}')}</div>")
     body = (
@@ -197,10 +188,11 @@ def _block(block: Block, notes: Sequence[str] = ()) -> str:
     return "\n".join([*lines, *(f"<p>{escape(note)}</p>" for note in (block.note, *notes) if note)])
 
 
-def _panels(table: StudyTable) -> dict[tuple[str, str], dict[int, Method]]:
+def panels_of(table: StudyTable) -> dict[tuple[str, str], dict[int, Method]]:
     """Returns for each panel, by title and metric, its numbered methods; statistics and seeds share a curve.
 
-    Diverged runs are left out, as in the table: their last losses would set the scale for all others.
+    There is a panel for each column of the table and a line for each row, or the reverse. Diverged runs are left out,
+    as in the table: their last losses would set the scale for all others.
     """
     line_axes, panel_axes = _sides(table)
     panels: dict[tuple[str, str], dict[str, dict[int, MeasuredRun]]] = {}

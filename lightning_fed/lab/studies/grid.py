@@ -7,7 +7,7 @@ from lightning_fed.lab.studies.study import Parameters, Space, Study, name_of, t
 
 __all__ = ["at_edge", "edges_of", "parameters_of"]
 
-_MOST_NAMES = 3  # of choices in one clause; more are counted
+_MOST_NAMES, _MOST_CLAUSES = 3, 4  # what more there is of choices and values is counted
 _NEAR = 0.05  # the part of a range that counts as its end
 
 
@@ -50,7 +50,7 @@ def _ends(offered: list[object] | Space) -> tuple[float, float]:
 def at_edge(study: Study, chosen: Iterable[tuple[Mapping[str, str], Mapping[str, object]]]) -> str:
     """Says which choices are at an edge, from the axes and the tuned options of runs; "" if none is.
 
-    A choice is named by its values of the axes in `tune.per`; more than three are counted instead.
+    A choice is named by its values of the axes in `tune.per`; of many the values with the most choices are said.
     """
     axes, places, names = tuned_per(study), dict[str, list[str]](), set[str]()
     for values, options in chosen:
@@ -60,7 +60,8 @@ def at_edge(study: Study, chosen: Iterable[tuple[Mapping[str, str], Mapping[str,
             for option, side in edges_of(study, values, options).items():
                 places.setdefault(f"{option} {name_of(options[option])}, the {side}", []).append(name)
     clauses = []
-    for place, where in places.items():
+    for place, where in sorted(places.items(), key=lambda one: -len(one[1])):
         several = f"{len(where)} of {len(names)} choices" if len(where) > _MOST_NAMES else "; ".join(where)
         clauses.append(f"{place} ({several})" if len(names) > 1 else place)
-    return "; ".join(clauses)
+    more = [f"{len(clauses) - _MOST_CLAUSES} more"] if len(clauses) > _MOST_CLAUSES else []
+    return "; ".join([*clauses[:_MOST_CLAUSES], *more])

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from lightning_fed.lab.common import column_head, csv_text
+from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
-from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, study_figure, without_constants
+from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, panels_of, without_constants
 from lightning_fed.lab.studies.published import Figure
 from lightning_fed.lab.studies.results import StudyResults
 from lightning_fed.lab.studies.study import AxisValue, Report, Study
@@ -160,7 +161,7 @@ def test_numbers_are_named_in_heads(values: list[str], heads: list[str]) -> None
 
 
 def test_the_picture_has_a_panel_for_each_column_and_is_the_same_each_time(table: StudyTable) -> None:
-    figures = [study_figure(table, "round") for _ in range(2)]
+    figures = [panels_figure(panels_of(table), "round") for _ in range(2)]
     drawn = [io.BytesIO(), io.BytesIO()]
     for figure, file in zip(figures, drawn, strict=True):
         figure.savefig(file, format="png", dpi=50)
@@ -186,7 +187,7 @@ def test_methods_may_be_columns() -> None:
         "2",
         "1",
     ]
-    figure = study_figure(table, "round")
+    figure = panels_figure(panels_of(table), "round")
     assert [axes.get_title() for axes in figure.axes] == ["mnist", "fmnist"]
     assert len(figure.legends[0].get_texts()) == 2
 
@@ -196,7 +197,7 @@ def test_of_many_rows_the_methods_alone_are_lines() -> None:
     axes = {"rate": dict.fromkeys(rates, AxisValue()), "rule": dict.fromkeys(["A", "B"], AxisValue())}
     runs = [study_run(0, {"test/acc": {1: 0.5}}, rate=rate, rule=rule) for rate in rates for rule in "AB"]
     study = Study("T", axes=axes, report=Report(baseline={"rule": "A"}))
-    figure = study_figure(study_table(study, StudyResults("t", "full", tuple(runs))), "round")
+    figure = panels_figure(panels_of(study_table(study, StudyResults("t", "full", tuple(runs)))), "round")
     assert [axes.get_title() for axes in figure.axes] == [f"rate {rate}" for rate in rates]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A (1 seed)", "B (1 seed)"]
 
@@ -209,7 +210,7 @@ def test_runs_that_have_diverged_are_not_drawn() -> None:
 
     def figure(*curves: dict[str, dict[int, float]]) -> Any:
         runs = [study_run(at % 2, curve, rate="01"[at // 2]) for at, curve in enumerate(curves)]
-        return study_figure(study_table(study, StudyResults("t", "full", tuple(runs))), "round")
+        return panels_figure(panels_of(study_table(study, StudyResults("t", "full", tuple(runs)))), "round")
 
     some = figure(good, lost, good, good)
     assert some.axes[0].get_ylim()[1] < 3

@@ -3,6 +3,7 @@
 import csv
 import io
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -96,5 +97,14 @@ def test_many_choices_are_counted_and_one_alone_has_no_name() -> None:
     study, results = tuned(dict.fromkeys(RULES, SMALLEST))
     chosen = [(run.axes, run.chosen) for run in results.runs]
     assert at_edge(study, chosen) == "lr 0.01, the smallest (4 of 4 choices); wd 0.001, the largest (4 of 4 choices)"
+    rates = {f"R{at}": {"lr": lr, "tau": tau} for at, (lr, tau) in enumerate(product(["0.01", "1", "0.1"], "12"))}
+    many = replace(
+        study, tune=replace(TUNE, parameters={"lr": [0.01, 0.1, 1], "tau": [*range(1, 7)], "mu": [*range(9)]})
+    )
+    mixed = [({"rule": rule}, {**options, "mu": "80"[at % 2]}) for at, (rule, options) in enumerate(rates.items())]
+    assert at_edge(many, mixed) == (
+        "tau 1, the smallest (R0; R2; R4); mu 8, the largest (R0; R2; R4); mu 0, the smallest (R1; R3; R5); "
+        "lr 0.01, the smallest (R0; R1); 1 more"
+    )
     one = replace(study, tune=replace(TUNE, per=[]))
     assert at_edge(one, chosen) == "lr 0.01, the smallest; wd 0.001, the largest"
