@@ -203,6 +203,21 @@ def shown(methods: list[Method], metric: str, derived=(), **options) -> tuple[st
     return block.title, block.lines
 
 
+@pytest.mark.parametrize(
+    ("metric", "goal", "best"), [("val/mae", None, 1), ("val/x", "min", 1), ("val/auroc", None, 3)]
+)
+def test_the_best_in_latex_is_the_smallest_of_an_error(
+    tmp_path: Path, metric: str, goal: str | None, best: int
+) -> None:
+    for value in (1, 2, 3):
+        write_run(tmp_path, f"g{value}", 0, [value, value], metric=metric, label=f"M{value}")
+    main([str(tmp_path), "--metric", metric, "--format", "tex", "--best", *(["--goal", goal] if goal else [])])
+    text = (tmp_path / f"report-{metric.replace('/', '_')}.tex").read_text()
+    assert rf"M{best} & \textbf{{{best}}} & " in text
+    assert r"M2 & \underline{2} & " in text
+    assert r"\label{tab:runs}" in text
+
+
 def test_row_by_hand() -> None:
     # Run 0: final 0.5, best 0.9, last ten of 0.9, 0.1 x 9, 0.5: (9 * 0.1 + 0.5) / 10 = 0.14.
     # Run 1: final 0.7, best 0.8, fewer than ten: (0.6 + 0.8 + 0.7) / 3 = 0.7.

@@ -1,6 +1,7 @@
 """Converts a study's table and tuning to tables of text: means, differences, published figures, all numbers."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -41,10 +42,10 @@ def study_blocks(
     if any(cell.difference and not math.isnan(cell.difference.mean) for cell in table.cells.values()):
         blocks.append(_differences(study, table))
     if any(cell.published for cell in table.cells.values()):
-        blocks.append(_matrix(table, f"{published}, and in brackets our mean minus it", _published))
+        blocks.append(_matrix(table, f"{published}, and in brackets our mean minus it", _published, "published"))
     if any(cell.to_target for cell in table.cells.values()):
         title = f"Rounds until {study.report.metric[0]} is as good as {study.report.target:g}, mean ± std over seeds"
-        blocks.append(_matrix(table, title, _rounds))
+        blocks.append(_matrix(table, title, _rounds, "target"))
     if results.trials:
         blocks.append(tuned_block(study, results.trials))
     return blocks
@@ -62,8 +63,9 @@ def drawn(
         return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials)).encode()
     if kind == "csv":
         return csv_text(table_lines(table), end="\n").encode()
-    write = formats.as_latex if kind == "tex" else formats.as_markdown
-    return write(text, blocks, table.notes).encode()
+    if kind == "tex":
+        return formats.as_latex(text, blocks, table.notes, study.name or "runs").encode()
+    return formats.as_markdown(text, blocks, table.notes).encode()
 
 
 def _main(study: Study, table: StudyTable, best: bool) -> Block:
@@ -71,17 +73,19 @@ def _main(study: Study, table: StudyTable, best: bool) -> Block:
     measures = [{_named(cell, measure) for cell in cells if not cell.is_cost} for measure in _MEASURES]
     counts = over_seeds(len(cell.runs) for cell in cells)
     over = "one run each" if counts == "one seed" and "seed" in (*table.row_axes, *table.column_axes) else counts
-    title = ", ".join([*(name for names in measures if len(names) == 1 for name in names), over])
+    (metric, *metrics), (statistic, *statistics) = map(sorted, measures)
+    what = [metric] * (not metrics) + [_said_of(statistic)] * (not statistics)
+    title = ", ".join([*([" ".join(what)] if what else []), over])
     notes = []
     if any(_stars(cell.p_holm) for cell in cells):
-        notes.append(f"*, **, ***: different from {_baseline(study)} at the level 0.05, 0.01, 0.001 after Holm.")
+        notes.append(f"*, **, ***: p < 0.05, 0.01, 0.001 against {_baseline(study)} (paired t-test, Holm).")
     if edge := at_edge(study, [(cell.names, cell.runs[0].chosen) for cell in cells]):
         notes.append(f"Tuned to an edge of its grid: {edge}.")
     if best:
         notes.append("Bold: the best mean in each comparison; underlined: the second best of three or more.")
-    if len(measures[0]) > 1:  # then it does not begin with the name of a metric
+    if metrics:  # then it does not begin with the name of a metric
         title = title[:1].upper() + title[1:]
-    block = _matrix(table, title, _value, " ".join(notes))
+    block = _matrix(table, title, _value, note=" ".join(notes))
     block = replace(block, marks=_marks(study, table, block.labels) if best else {})
     ranks = [f"{rank:.2f}" for rank in table.ranks or ()]
     if ranks and table.methods_are_columns:
@@ -91,6 +95,13 @@ def _main(study: Study, table: StudyTable, best: bool) -> Block:
             line.append(cell)
         block = replace(block, heads=(*block.heads, (*[""] * (len(block.heads[0]) - 1), "average rank")))
     return block
+
+
+def _said_of(statistic: str) -> str:
+    """Says a statistic in words that follow the name of a metric."""
+    known = {"best": "at each run's best round", "final": "at the last round"}
+    said = re.sub(r"^last (\d+)$", r"over the last \1 rounds", known.get(statistic, statistic))
+    return re.sub(r"^rounds (\d+)-", r"over rounds \1 to ", said)
 
 
 def _marks(study: Study, table: StudyTable, labels: int) -> dict[tuple[int, int], int]:
@@ -136,7 +147,7 @@ def _differences(study: Study, table: StudyTable) -> Block:
             needed = pairs_needed(verdict.claimed, found.std)
             judged = [_signed(verdict.claimed, cell.percent), f"{needed:,}" if needed else "", verdict.word]
         lines.append(line + judged)
-    note = "Paired by seed; paired t-test, p-values adjusted (Holm) for all different tests of the table."
+    note = "Differences are paired by seed; p is of a paired t-test, adjusted for all tests of the table (Holm)."
     for metric, other in study.report.against.items():
         note += f" {metric} is compared with {other}."
     if lost:
@@ -144,10 +155,10 @@ def _differences(study: Study, table: StudyTable) -> Block:
     shown = {cell.percent for cell in table.cells.values()}
     unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
     title = f"Difference to {_baseline(study)}{unit}"
-    return without_constants(Block(title, lines, len(lines[0]) - len(names), note))
+    return without_constants(Block(title, lines, len(lines[0]) - len(names), note, name="differences"))
 
 
-def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], note: str = "") -> Block:
+def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], name: str = "", note: str = "") -> Block:
     """Arranges the cells that have a text; values that all rows or all columns share are above the table."""
     texts = {key: shown for key, cell in table.cells.items() if (shown := text(cell))}
     of_row, of_column = ({key[side]: table.cells[key] for key in texts} for side in (0, 1))
@@ -155,7 +166,7 @@ def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], not
     row_axes, column_axes = _varying(table.row_axes, rows) or table.row_axes[-1:], _varying(table.column_axes, columns)
     cell = of_row[rows[0]]
     told = (*row_axes, *column_axes, *_MEASURES)
-    shared = [f"{axis} {cell.names[axis]}" for axis in (*table.row_axes, *table.column_axes) if axis not in told]
+    shared = [f"{axis} = {cell.names[axis]}" for axis in (*table.row_axes, *table.column_axes) if axis not in told]
     only = next((_named(cell, axis) for axis in _MEASURES if axis not in row_axes), "mean")
     heads = tuple(
         tuple(column_head([axis], [_named(of_column[column], axis)]) for axis in column_axes) or (only,)
@@ -165,8 +176,8 @@ def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], not
     for row in rows:
         labels = (_named(of_row[row], axis) for axis in row_axes)
         lines.append([*labels, *(texts.get((row, column), "–") for column in columns)])
-    above = f"All cells: {'; '.join(shared)}." if shared else ""
-    return Block(title, lines, len(row_axes), note, above, heads)
+    above = f"The same in all cells: {'; '.join(shared)}." if shared else ""
+    return Block(title, lines, len(row_axes), note, above, name, heads)
 
 
 def _varying(axes: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -270,7 +281,7 @@ def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:
         note += " The other columns show what other metrics would have chosen; they decide nothing."
     if any(sides):
         note += " (smallest), (largest): at that edge of its grid."
-    return without_constants(Block("Tuned options", lines, len(axes), note))
+    return without_constants(Block("Tuned options", lines, len(axes), note, name="tuned"))
 
 
 def tuning_charts(study: Study, trials: Sequence[Trial]) -> list[str]:

@@ -44,6 +44,7 @@ class Block:
     labels: int  # number of columns at the left with names, not numbers
     note: str = ""
     above: str = ""
+    name: str = ""  # what stands after the study's in its label
     heads: tuple[tuple[str, ...], ...] = ()  # heads of number columns, if they have several levels
     marks: Mapping[tuple[int, int], int] = field(default_factory=dict)  # 1 best, 2 second, by line and column
 
@@ -53,10 +54,10 @@ def without_constants(block: Block) -> Block:
     head, *rows = block.lines
     same = [at for at, (first, *others) in enumerate(zip(*rows, strict=True)) if {*others} <= {first}]
     same = [at for at in same if at != block.labels and (len(rows) > 1 or not rows[0][at])]
-    said = "; ".join(f"{head[at]} {rows[0][at]}" for at in same if rows[0][at])
+    said = "; ".join(f"{head[at]} = {rows[0][at]}" for at in same if rows[0][at]).replace("= <", "<")
     lines = [[cell for at, cell in enumerate(line) if at not in same] for line in block.lines]
     labels = block.labels - sum(at < block.labels for at in same)
-    return replace(block, lines=lines, labels=labels, above=f"In all rows: {said}." if said else "")
+    return replace(block, lines=lines, labels=labels, above=f"The same in all rows: {said}." if said else "")
 
 
 def as_text(blocks: Sequence[Block], notes: Sequence[str]) -> str:
@@ -82,7 +83,7 @@ def as_markdown(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[st
             [_marked(block, "md", at, place, _markdown(cell)) for place, cell in enumerate(line)]
             for at, line in enumerate(block.lines)
         ]
-        rule = ["---"] * block.labels + ["---:"] * (len(head) - block.labels)
+        rule = ["---" + ":" * right for right in _numbers(block)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
         above, note = ([_markdown(one)] if one else [] for one in (block.above, block.note))
         parts += [f"## {_markdown(block.title)}", *above, table, *note]
@@ -93,18 +94,29 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\|*<])", r"\\\1", one_line(text))
 
 
+def _numbers(block: Block) -> list[bool]:
+    """Tells which columns have numbers, for the right side: of names all must be one, of others one may begin so."""
+    number, begin = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?"), re.compile(r"\W*\d")
+    columns = [*zip(*block.lines[1:], strict=True)]
+    names, others = columns[: block.labels], columns[block.labels :]
+    return [all(map(number.fullmatch, one)) for one in names] + [any(map(begin.match, one)) for one in others]
+
+
 def _marked(block: Block, kind: str, at: int, place: int, cell: str) -> str:
     return _MARKS[kind][block.marks.get((at, place), 0)].format(cell)
 
 
-def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str]) -> str:
-    r"""Writes each table as an environment ``table``, which needs ``booktabs``, and the sentences as comments."""
+def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str], name: str = "runs") -> str:
+    r"""Writes each table as an environment ``table``, which needs ``booktabs``, and the sentences as comments.
+
+    A table's label is ``tab:``, the ``name`` of the study and that of the block, in letters that labels may have.
+    """
     comments = "".join(f"% {one_line(part)}\n" for part in (*text, *notes))
-    return comments + "% \\usepackage{booktabs}\n\n" + "\n".join(_latex_table(block) for block in blocks)
+    return comments + "% \\usepackage{booktabs}\n\n" + "\n".join(_latex_table(block, name) for block in blocks)
 
 
-def _latex_table(block: Block) -> str:
-    head, *body = block.lines
+def _latex_table(block: Block, name: str) -> str:
+    body = block.lines[1:]
     rows = []
     for at, line in enumerate(body, 1):
         # Names are not repeated from the line above, except the last one, in which the lines differ.
@@ -114,11 +126,13 @@ def _latex_table(block: Block) -> str:
         cells = (_marked(block, "tex", at, i, _latex(line[i])) for i in range(block.labels, len(line)))
         row = " & ".join([*labels, *cells]) + r" \\"
         rows.append(re.sub(r"^([\[*])", r"{\1}", row))  # else it would be an argument of the line break before
-    columns = "l" * block.labels + "r" * (len(head) - block.labels)
+    columns = "".join("lr"[right] for right in _numbers(block))
+    label = re.sub(r"[^A-Za-z0-9.:]+", "-", "-".join(filter(None, (name, block.name))))
     caption = " ".join([f"{block.title}.", *filter(None, (block.above, block.note))])
     lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(caption)}}}", rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule", *_latex_head(block), r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}",
+        r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(caption)}}}", rf"\label{{tab:{label}}}",
+        rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *_latex_head(block), r"\midrule", *rows, r"\bottomrule",
+        r"\end{tabular}", r"\end{table}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -55,7 +55,7 @@ def page_of(table: StudyTable, folders: dict[str, MeasuredRun]) -> str:
 def test_tables_alone_make_a_page_of_tables_curves_and_tuning(table: StudyTable) -> None:
     text = page_of(table, {})
     read = Page(text)
-    title = "test/acc (%), best, mean ± std over 2 seeds"
+    title = "test/acc (%) at each run's best round, mean ± std over 2 seeds"
     others = ["Difference to rule FedAvg, percentage points", "Tuned options", "Tuning"]
     assert read.headings == ["Two <rules>", title, "Curves", *others]
     assert len(read.tables) == 3
