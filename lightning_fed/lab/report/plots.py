@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lightning_fed.lab.common import import_extra, no_mathematics
 from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.summary import counted, is_share, spent
+from lightning_fed.runs.statistics import Goal
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -33,6 +34,7 @@ KINDS = ("png", "pdf", "svg")
 """The formats of a picture."""
 _PAPER, _NARROW = 8, 1.6  # points of a letter, and inches of a panel, in a picture for a paper
 _CLEAR = "rgba(0,0,0,0)"
+_ABOVE = {"y": 1.01, "yanchor": "bottom", "pad": {"b": 4}}  # a menu just above the curves, however high they are
 AXES = {
     "round": ("round", None),
     "time": ("training time", "s"),
@@ -200,17 +202,19 @@ def _label(axes: Axes, x: str) -> None:
     axes.margins(x=0.01)
 
 
-def curves_html(methods: Mapping[int, Method], metric: str, axes: Sequence[str], name: str) -> str:
+def curves_html(methods: Mapping[int, Method], metric: str, goal: Goal | None, axes: Sequence[str], name: str) -> str:
     """Draws a line per method and, from two seeds on, a band of one standard deviation on either side.
 
     The number of a method sets its colour in all charts. A method is left out if one of its runs did not measure the
     metric. If all methods measured it only once, they are points. The reader can choose the axis; the first is shown at
-    the start. ``name`` is the id of the element, unique in the page, which must load plotly.js.
+    the start. The ``goal`` stands beside the metric. ``name`` is the id of the element, unique in the page, which must
+    load plotly.js.
     """
     drawn = {i: method for i, method in methods.items() if all(metric in run.columns for run in method.runs)}
     curves = {x: {i: curve(method, metric, x) for i, method in drawn.items()} for x in axes}
     at_first = curves[axes[0]]
     axis = _value_axis(metric, [value for _, mean, _ in at_first.values() for value in mean.tolist()])
+    axis["title"]["text"] += {"min": ", less is better", "max": ", more is better", None: ""}[goal]
     if ends := limits(at_first.values(), "tickformat" in axis):
         axis["range"] = ends
         points = [_point_trace(i, drawn[i], one) for i, one in at_first.items() if len(one[1])]
@@ -311,15 +315,15 @@ def _axis_menu(curves: dict[str, dict[int, Curve]]) -> list[dict[str, Any]]:
             places += [_short(at)] if std is None else [_outline(at, at, std), _short(at)]
         args = [{"x": places}, {"xaxis.title.text": _title(x), "xaxis.autorange": True}]
         buttons.append({"label": _plain(x), "method": "update", "args": args})
-    return [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.2}] if len(buttons) > 1 else []
+    return [{"buttons": buttons, "x": 0, "xanchor": "left", **_ABOVE}] if len(buttons) > 1 else []
 
 
 def _band_menu(bands: Sequence[bool]) -> list[dict[str, Any]]:
     places = [index for index, band in enumerate(bands) if band]
-    # Transparent instead of invisible, so that lines hidden by the legend stay hidden.
-    labels = {"bands": 0.25, "no bands": 0}
-    buttons = [{"label": label, "method": "restyle", "args": [{"opacity": o}, places]} for label, o in labels.items()]
-    menu = {"type": "buttons", "direction": "left", "buttons": buttons, "x": 1, "xanchor": "right", "y": 1.2}
+    # Transparent instead of invisible, so that lines hidden by the legend stay hidden. A second click takes it back.
+    off, on = [{"opacity": 0}, places], [{"opacity": 0.25}, places]
+    button = {"label": "no bands", "method": "restyle", "args": off, "args2": on}
+    menu = {"type": "buttons", "active": -1, "buttons": [button], "x": 1, "xanchor": "right", **_ABOVE}
     return [menu] if places else []
 
 

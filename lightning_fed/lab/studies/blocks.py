@@ -4,10 +4,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from statistics import fmean
 
 from lightning_fed.lab.common import column_head, csv_text
+from lightning_fed.lab.report.page import coded
 from lightning_fed.lab.report.plots import KINDS, picture, tuning_html
 from lightning_fed.lab.report.summary import counted, is_share, over_seeds, summarize
 from lightning_fed.lab.studies import formats
@@ -60,7 +60,8 @@ def drawn(
     if kind in KINDS:
         return picture(formats.panels_of(table), x, kind, width)
     if kind == "html":
-        return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials)).encode()
+        goals = {str(metric): study.report.goal_in(metric) for metric in study.report.metric}
+        return formats.study_page(text, blocks, table, x, goals, tuning_charts(study, results.trials)).encode()
     if kind == "csv":
         return csv_text(table_lines(table), end="\n").encode()
     if kind == "tex":
@@ -299,7 +300,7 @@ def tuning_charts(study: Study, trials: Sequence[Trial]) -> list[str]:
             others = ", ".join(f"{name} {value}" for name, value in options[text].items() if name != option)
             lines.setdefault(others or names[0], []).append((options[text].get(option, ""), mean))
         drawn = tuning_html(lines, [(options[chosen][option], means[chosen])], option, names[0], f"tuning-{index}")
-        charts.append(f"<div><h3>{escape(column_head(axes, key))}</h3>{drawn}</div>")
+        charts.append(f"<div><h3>{coded(column_head(axes, key))}</h3>{drawn}</div>")
     return charts
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import groupby
 
 from lightning_fed.lab.common import aligned, column_head, import_extra, one_line
 from lightning_fed.lab.report.load import MeasuredRun, Method
-from lightning_fed.lab.report.page import MOST_LINES, details_of_runs, html_table, section, whole_page
+from lightning_fed.lab.report.page import (
+    MOST_LINES,
+    Goals,
+    coded,
+    details_of_runs,
+    html_table,
+    in_pairs,
+    section,
+    whole_page,
+)
 from lightning_fed.lab.report.plots import AXES, curves_html
 from lightning_fed.lab.report.summary import is_measured
 from lightning_fed.lab.studies.results import is_lost
@@ -164,7 +172,7 @@ def _latex(text: str) -> str:
 
 
 def study_page(
-    text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, tuning: Sequence[str] = ()
+    text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, goals: Goals, tuning: Sequence[str] = ()
 ) -> str:
     """Makes the interactive page of a study.
 
@@ -175,15 +183,15 @@ def study_page(
     axes = [x, *(name for name in AXES if runs and name != x and is_measured(runs, name))]
     curves = []
     for index, ((title, metric), methods) in enumerate(panels_of(table).items()):
-        heading = f"<h3>{escape(title)}</h3>" if title else ""
-        curves.append(f"<div>{heading}{curves_html(methods, metric, axes, f'curves-{index}')}</div>")
+        heading = f"<h3>{coded(title)}</h3>" if title else ""
+        curves.append(f"<div>{heading}{curves_html(methods, metric, goals.get(metric), axes, f'curves-{index}')}</div>")
     body = (
-        f"<h1>{escape(text[0])}</h1>",
+        f"<h1>{coded(text[0])}</h1>",
         _rendered(text[1:]),
         _block(blocks[0], table.notes),
-        section("Curves", ['<div class="curves">', *curves, "</div>"]),
+        section("Curves", in_pairs(curves)),
         *map(_block, blocks[1:]),
-        section("Tuning", ['<div class="curves">', *tuning, "</div>"] if tuning else []),
+        section("Tuning", in_pairs(tuning)),
         *details_of_runs(runs, axes, {cell.names["metric"] for cell in table.cells.values()}),
     )
     return whole_page(text[0], body)
@@ -197,9 +205,9 @@ def _rendered(parts: Sequence[str]) -> str:
 
 
 def _block(block: Block, notes: Sequence[str] = ()) -> str:
-    lines = [f"<h2>{escape(block.title)}</h2>", *([f"<p>{escape(block.above)}</p>"] if block.above else [])]
+    lines = [f"<h2>{coded(block.title)}</h2>", *([f"<p>{coded(block.above)}</p>"] if block.above else [])]
     lines.append(html_table(block.lines, sortable=True))
-    return "\n".join([*lines, *(f"<p>{escape(note)}</p>" for note in (block.note, *notes) if note)])
+    return "\n".join([*lines, *(f"<p>{coded(note)}</p>" for note in (block.note, *notes) if note)])
 
 
 def panels_of(table: StudyTable) -> dict[tuple[str, str], dict[int, Method]]:
