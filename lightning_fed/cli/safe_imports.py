@@ -9,13 +9,12 @@ from jsonargparse import set_parsing_settings
 from torch import optim
 
 from lightning_fed import aggregators, callbacks, client_algorithms, data, masks, models, sampling
-from lightning_fed.callbacks import diagnostics
 from lightning_fed.cli.exits import exit_with
 
 __all__ = ["allow_only"]
 
 # Packages whose public classes every configuration may name.
-_OURS: tuple[Any, ...] = (aggregators, callbacks, diagnostics, client_algorithms, data, masks, models, sampling)
+_OURS: tuple[Any, ...] = (aggregators, callbacks, client_algorithms, data, masks, models, sampling)
 
 
 def allow_only(names: str) -> None:

@@ -10,8 +10,8 @@ from lightning_fed.core import files, one_line
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "CommandParser", "aligned", "are", "csv_text", "expect_known", "import_extra", "no_apostrophe", "no_formula",
-    "no_mathematics", "one_line",
+    "CommandParser", "aligned", "are", "column_head", "csv_text", "expect_known", "import_extra", "no_apostrophe",
+    "no_formula", "no_mathematics", "one_line",
 ]  # fmt: skip
 
 
@@ -69,6 +69,13 @@ def no_apostrophe(cell: str) -> str:
 def are(number: int) -> str:
     """Returns "is" or "are" after a number of things."""
     return "is" if number == 1 else "are"
+
+
+def column_head(axes: Sequence[str], column: Iterable[str]) -> str:
+    """Returns the head of a column from its values; a number gets the name of its axis, a name like MNIST does not."""
+    named = zip(axes, column, strict=True)
+    plain = re.compile(r"true|false|null|[-+]?[\d.]+(e[-+]?\d+)?")
+    return ", ".join(f"{axis} {value}" if plain.fullmatch(value) else value for axis, value in named)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -12,6 +12,7 @@ from lightning_fed.errors import FederatedError, expect, expect_choice, expect_n
 from lightning_fed.lab.common import CommandParser, csv_text
 from lightning_fed.lab.report import summary
 from lightning_fed.lab.report.load import MeasuredRun, Method, group_runs, load_runs
+from lightning_fed.lab.report.plots import KINDS
 from lightning_fed.lab.studies.blocks import drawn, study_blocks
 from lightning_fed.lab.studies.formats import as_text
 from lightning_fed.lab.studies.results import TO_TARGET, StudyResults, StudyRun, is_lost
@@ -34,6 +35,9 @@ def main(argv: list[str]) -> int:
     others, word = (_OF_RUNS, "without") if options.study else (_OF_STUDIES, "with")
     for name, option in others.items():
         expect(getattr(options, name) is None, f"Expected `{option}` only {word} `--study`.")
+    expect_number("--width", options.width, least=1, most=50, optional=True)
+    sized = options.width is None or options.format in (None, *KINDS)
+    expect(sized, f"Expected `--width` with a picture ({', '.join(KINDS)}), got `--format {options.format}`.")
     if options.study:
         from lightning_fed.lab.runner.report import report_study
 
@@ -63,7 +67,10 @@ def _report_runs(options: argparse.Namespace) -> None:
         notes.append(f"The best of {metric} is not known by its name: say it by `--goal min` or `--goal max`.")
     table, tables = replace(table, notes=tuple(notes)), study_blocks(study, results, table, best=options.best)
     kind = options.format or "png"
-    contents = {kind: drawn(kind, study, results, table, tables), "csv": csv_text(_lines(table)).encode()}
+    contents = {
+        kind: drawn(kind, study, results, table, tables, options.width),
+        "csv": csv_text(_lines(table)).encode(),
+    }
     written = _write(options, contents)
     print(as_text(tables, [*notes, f"written: {', '.join(map(str, written))}"]))
 
@@ -160,9 +167,11 @@ def make_parser() -> CommandParser:
     add("runs", nargs="*", type=Path, metavar="RUNS",
         help="folder of a run, or a folder above runs; of a study the `--output` of `lightning-fed study` (default: "
         "runs/studies)")  # fmt: skip
-    add("--format", choices=("png", "html", "md", "tex", "csv"),
-        help="a picture (default), an interactive page, or the tables; of a study only this (default: all but html)",
-    )  # fmt: skip
+    add("--format", choices=(*KINDS, "html", "md", "tex", "csv"),
+        help="a picture (default: png), an interactive page, or the tables; of a study only this (default: png and the "
+        "tables)")  # fmt: skip
+    add("--width", type=float, metavar="INCHES", help="width of the picture in a paper: 3.25 for one column of most, "
+        "6.75 for two; letters then have 8 points (default: for a screen)")  # fmt: skip
     add("--best", action="store_true", help="mark the best mean (bold) and the second (underlined) in md and tex")
     add("--output", type=Path, metavar="DIR", help="folder for the files (default: that of the runs, if it is one)")
     runs = parser.add_argument_group("without --study").add_argument

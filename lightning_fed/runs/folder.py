@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 import secrets
 import time
 import zlib
@@ -38,6 +39,11 @@ LAST_GOOD = "last_good"
 # The file with the goals of metrics, as their objects say them, where the names do not.
 GOALS = "goals.json"
 
+# Classes whose names in a config were longer once.
+_EXPORTED = re.compile(
+    r'(?<="lightning_fed\.callbacks\.)(?='
+    r'(?:ClientEvaluation|DistributionGap|FinalPictures|GradientDissimilarity|UpdateAgreement|UpdateGeometry)")'
+)
 # Options that do not change the numbers of a round: length of the run, folders, display, and number of processes.
 _LENGTH = (
     "max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states", "devices", "num_nodes",
@@ -100,9 +106,10 @@ def is_below(name: object) -> bool:
 def fingerprint(config: dict[str, Any], *without: str) -> str:
     """Hashes a config to 64 hexadecimal digits, without the run's length and without further dotted keys.
 
-    Grouped options are hashed under their names without the group, so that runs from before the groups are found.
+    Grouped options are hashed under their names without the group, and diagnostics as when only their own package
+    exported them, so that older runs are found.
     """
-    kept = json.loads(json.dumps(config, sort_keys=True, default=str))
+    kept = json.loads(_EXPORTED.sub("diagnostics.", json.dumps(config, sort_keys=True, default=str)))
     options = kept.get("trainer") or {}
     for name, (group, part) in ((name, path.split(".")) for name, path in FLAT_NAMES.items()):
         if part in options.get(group, {}):

@@ -17,9 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from lightning_fed.aggregators import Aggregator
+from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.core.user_code import describe
 from lightning_fed.errors import FederatedError
@@ -92,6 +95,8 @@ class Bookkeeping:
         self.root, self.label = Path(given.default_root_dir), label
         self.name = label.lower() if given.name is None else given.name
         self._described = given.describe()
+        one = given.callbacks
+        self._given = [(cb, describe(cb)) for cb in ([one] if isinstance(one, Callback) else one or [])]
         self.run: RunFolder | None = None
         self.run_config: dict[str, Any] | None = None
         self.initial_weights: str | None = None
@@ -115,6 +120,16 @@ class Bookkeeping:
             "data": describe(trainer.datamodule),
             "weights": self.initial_weights,
         }
+
+    def named_config(self, trainer: LightningNames) -> dict[str, Any]:
+        """Returns the config of a run from Python under the command line's names, which its fingerprint has not."""
+        config, parts = self.config(trainer), dict[str, list[Any]](aggregator=[], client=[], callbacks=[])
+        for callback, described in self._given:
+            kinds = {"aggregator": Aggregator, "client": ClientAlgorithm, "callbacks": Callback}
+            parts[next(name for name, kind in kinds.items() if isinstance(callback, kind))].append(described)
+        parts["aggregator"] = parts["aggregator"] or [describe(trainer.aggregator)]
+        named: dict[str, Any] = {name: found[0] if len(found) == 1 else found for name, found in parts.items()}
+        return {**config, "trainer": {**config["trainer"], "callbacks": named.pop("callbacks") or None}, **named}
 
     def find(
         self, trainer: LightningNames, ckpt_path: str | None, to_train: bool = False
@@ -211,7 +226,7 @@ class Bookkeeping:
                 if notes:
                     write_atomically(path, "\n".join([text.rstrip("\n"), *notes, ""]).encode())
             elif self.run is not None and trainer.is_global_zero:  # the run was started from Python
-                options = json.dumps(self.config(trainer), indent=2, default=str)
+                options = json.dumps(self.named_config(trainer), indent=2, default=str)
                 write_atomically(self.run.path / "options.json", options.encode())
         if self.run is not None and log.loggers and trainer.is_global_zero:
             log.draw = partial(self._draw_split, trainer, self.run, log)

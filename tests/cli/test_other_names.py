@@ -1,11 +1,13 @@
 """Options that Lightning calls otherwise."""
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from lightning_fed.callbacks import diagnostics
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.runs.folder import FLAT_NAMES, fingerprint
 from lightning_fed.trainer import FederatedTrainer
@@ -108,6 +110,17 @@ def test_a_run_made_before_there_were_groups_is_found(cli: CommandLine) -> None:
     assert fingerprint({**config, "trainer": flat}) == fingerprint(config) != fingerprint(cli.config())
     longer = [*GROUPED, "--trainer.process_timeout=2", "--trainer.on_write_error=continue"]
     assert fingerprint(cli.config(*longer)) == fingerprint(config)
+
+
+def test_a_run_made_when_diagnostics_had_longer_names_is_found(cli: CommandLine) -> None:
+    """They are in ``lightning_fed.callbacks`` too, as every other class of the package is below its room."""
+    config = cli.config(*(f"--trainer.callbacks+={name}" for name in diagnostics.__all__))
+    paths = [one["class_path"] for one in config["trainer"]["callbacks"]]
+    assert paths == [f"lightning_fed.callbacks.{name}" for name in diagnostics.__all__]
+    before = copy.deepcopy(config)
+    for one in before["trainer"]["callbacks"]:
+        one["class_path"] = one["class_path"].replace("callbacks.", "callbacks.diagnostics.")
+    assert fingerprint(before) == fingerprint(config) != fingerprint(cli.config())
 
 
 def test_the_later_name_wins_over_files_and_words(cli: CommandLine) -> None:

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 import lightning_fed
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAvg
-from lightning_fed.client_algorithms import FedProx
+from lightning_fed.callbacks import ClientEvaluation
+from lightning_fed.client_algorithms import FedProx, FedSAM
 from lightning_fed.data import Digits
 from lightning_fed.lab.report.load import load_runs
+from lightning_fed.lab.report.page import run_options
 from lightning_fed.masks import SignAgreement
 from lightning_fed.models import MLP, ImageClassifier
 from tests.lab.report.parts import write_run
@@ -121,7 +124,7 @@ def test_a_run_shows_its_curve_and_its_last_and_best_value(tmp_path: Path) -> No
 def test_rounds_of_runs_are_rows_with_the_options_that_differ(trainers: list[FederatedTrainer]) -> None:
     pytest.importorskip("pandas")
     frame = lightning_fed.load_runs(trainers[0].default_root_dir)
-    rate = "trainer.callbacks.0.lr"
+    rate = "aggregator.lr"  # as on the command line
     assert list(frame.columns[:5]) == ["run", "method", "seed", rate, "round"]
     assert frame[["seed", rate, "round"]].values.tolist() == [
         [s, lr, r] for s, lr in ((0, 0.5), (1, 1)) for r in range(3)
@@ -136,6 +139,31 @@ def test_a_run_from_python_leaves_its_options(trainers: list[FederatedTrainer]) 
     options = json.loads((Path(trainers[1].log_dir or "") / "options.json").read_text())
     assert options["seed_everything"] == 1
     assert options["trainer"]["max_rounds"] == 2
+    assert options["trainer"]["callbacks"] is None
+    names = run_options(Path(trainers[1].log_dir or ""))
+    assert {"aggregator.mask.threshold": "0.4", "client.mu": "0.01", "data.num_clients": "4"}.items() <= names.items()
+
+
+def test_own_classes_and_several_of_a_kind_have_names_of_the_command_line_too(tmp_path: Path) -> None:
+    """An aggregator is known as what it is, not by its place, and FedAvg is there where none is given."""
+
+    class Own(FedAvg):
+        def __init__(self, power: float) -> None:
+            super().__init__()
+            self.power = power
+
+    def names(*callbacks: Callback) -> set[str]:
+        trainer = FederatedTrainer(
+            accelerator="cpu", max_rounds=1, local_steps=1, logger=[], default_root_dir=str(tmp_path),
+            callbacks=list(callbacks), enable_progress_bar=False,
+        )  # fmt: skip
+        trainer.fit(ImageClassifier(MLP(in_features=64, hidden=(8,))), Digits(num_clients=2))
+        kinds = ("aggregator.", "client.", "trainer.callbacks.")
+        return {name for name in run_options(Path(trainer.log_dir or "")) if name.startswith(kinds)}
+
+    ours = names(ClientEvaluation(), FedProx(mu=0.1), Own(2.0), FedSAM(rho=0.1))
+    assert {"aggregator.power", "client.0.mu", "client.1.rho", "trainer.callbacks.every_n_rounds"} <= ours
+    assert "aggregator.lr" in names()
 
 
 def test_what_cannot_be_used_is_a_warning_and_nothing_at_all_a_sentence(tmp_path: Path) -> None:

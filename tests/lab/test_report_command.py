@@ -1,9 +1,12 @@
 import csv
+import io
 import math
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.load import Method
@@ -36,6 +39,29 @@ def test_report_prints_the_table_and_writes_both_files(runs: Path, capsys) -> No
     assert (runs / "report.png").read_bytes().startswith(b"\x89PNG")
     assert (runs / "report.csv").read_text().startswith("metric,method,")
     assert sorted(path.name for path in runs.iterdir()) == ["quick", "report.csv", "report.png"]
+
+
+@pytest.mark.parametrize("width", [2.0, 6.75])
+def test_vectors_have_the_width_of_a_paper_and_their_texts_are_text(runs: Path, width: float) -> None:
+    def written(folder: Path) -> dict[str, bytes]:
+        for kind in ("pdf", "svg", "png"):
+            assert main([str(runs), "--format", kind, "--width", str(width), "--output", str(folder)]) == 0
+        return {path.suffix: path.read_bytes() for path in folder.iterdir()}
+
+    drawn = written(runs / "out")
+    assert written(runs / "again") == drawn
+    assert drawn.keys() == {".pdf", ".svg", ".png", ".csv"}
+    svg = ElementTree.fromstring(drawn[".svg"])
+    assert svg.get("width") == f"{72 * width:g}pt"
+    texts = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"FedAvg (2 seeds)", "FedAvg+SignAgreement (2 seeds)", "round", "val/acc (%)"} <= {*texts}
+    sizes = {float(found) for found in re.findall(rb"font(?:-size)?: ([\d.]+)px", drawn[".svg"])}
+    assert sorted(sizes) == pytest.approx([6.664, 8])
+    assert re.search(rb"/MediaBox \[ 0 0 (\S+) ", drawn[".pdf"])[1] == f"{72 * width:g}".encode()
+    assert b"/Subtype /Type0" in drawn[".pdf"]  # of font type 42, whose letters can be searched and edited
+    assert b"/Type3" not in drawn[".pdf"]
+    assert b"CreationDate" not in drawn[".pdf"]
+    assert Image.open(io.BytesIO(drawn[".png"])).width == 300 * width
 
 
 @pytest.mark.parametrize("cell", ["1e308", "-1e308", "1e400", "-inf", "1.7e308"])
@@ -175,6 +201,21 @@ def shown(methods: list[Method], metric: str, derived=(), **options) -> tuple[st
     study, results = as_study(methods, metric, known_goal(metric), dict(derived), **options)
     block = study_blocks(study, results, study_table(study, results))[0]
     return block.title, block.lines
+
+
+@pytest.mark.parametrize(
+    ("metric", "goal", "best"), [("val/mae", None, 1), ("val/x", "min", 1), ("val/auroc", None, 3)]
+)
+def test_the_best_in_latex_is_the_smallest_of_an_error(
+    tmp_path: Path, metric: str, goal: str | None, best: int
+) -> None:
+    for value in (1, 2, 3):
+        write_run(tmp_path, f"g{value}", 0, [value, value], metric=metric, label=f"M{value}")
+    main([str(tmp_path), "--metric", metric, "--format", "tex", "--best", *(["--goal", goal] if goal else [])])
+    text = (tmp_path / f"report-{metric.replace('/', '_')}.tex").read_text()
+    assert rf"M{best} & \textbf{{{best}}} & " in text
+    assert r"M2 & \underline{2} & " in text
+    assert r"\label{tab:runs}" in text
 
 
 def test_row_by_hand() -> None:

@@ -1,13 +1,14 @@
 """The report as one HTML page that needs neither a network nor other files."""
 
 import json
+import re
 import warnings
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lightning_fed.cli.yaml_loader import read_yaml
 from lightning_fed.core.files import read_regular
@@ -15,19 +16,24 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import import_extra
 from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.plots import curves_html
-from lightning_fed.lab.report.summary import PREFERRED, counted
+from lightning_fed.lab.report.summary import counted
 from lightning_fed.runs.folder import read_rows
-from lightning_fed.runs.statistics import mean_of
+from lightning_fed.runs.statistics import Goal, known_goal, mean_of
 
 __all__ = [
-    "MOST_LINES", "client_table", "config_differences", "details_of_runs", "differing", "html_table",
-    "run_options", "section", "split_pictures", "whole_page",
+    "MOST_LINES", "Goals", "client_table", "coded", "config_differences", "details_of_runs", "differing", "html_table",
+    "in_pairs", "run_options", "section", "split_pictures", "whole_page",
 ]  # fmt: skip
 
 MOST_LINES = 14
 """The largest number of methods that colours and dashes can tell apart in one picture."""
 
-_DRAWN = {"Other metrics": PREFERRED, "Agreement": ("agreement/", "mask/"), "Updates": ("update/",)}
+_DRAWN = {"Other metrics": (), "Agreement": ("agreement", "mask"), "Updates": ("update",)}
+# First parts of columns that are no metric of the module, which may have any name.
+_NO_METRICS = (
+    "agreement", "clients", "comm", "gap", "gradient", "gradients", "lr", "mask", "per_client", "samples", "simulated",
+    "time", "update",
+)  # fmt: skip
 _MOST_CLIENTS = 5000
 # Options that differ between runs of one method: seeds, names and folders.
 _NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.default_root_dir", "ckpt_path")
@@ -36,18 +42,24 @@ _NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.de
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
+Goals: TypeAlias = Mapping[str, Goal | None]
+
+
 def details_of_runs(methods: Sequence[Method], axes: Sequence[str], shown: Collection[str]) -> list[str]:
     """Makes a section for each kind of content in run folders that is not ``shown`` already.
 
     Metrics of single layers, and of too many methods for one picture, are tables instead of curves.
     """
     columns = sorted({column for method in methods for run in method.runs for column in run.columns} - {*shown})
+    said = {name: goal for method in methods for run in method.runs for name, goal in run.goals.items()}
     parts = []
     for title, wanted in _DRAWN.items():
-        found = [column for column in columns if column in wanted or (f"{column.split('/')[0]}/" in wanted)]
-        drawn = [column for column in found if column.count("/") == 1 and len(methods) <= MOST_LINES]
+        first = {column: column.partition("/")[0] for column in columns}
+        found = [name for name in columns if first[name] in wanted or (not wanted and first[name] not in _NO_METRICS)]
+        drawn = [column for column in found if column.count("/") <= 1 and len(methods) <= MOST_LINES]
         listed = _at_last(methods, [column for column in found if column not in drawn])
-        parts.append(section(title, [*_curves(methods, drawn, axes, title.split()[0].lower()), *listed]))
+        goals = {column: None if wanted else known_goal(column, said.get(column)) for column in drawn}
+        parts.append(section(title, [*_curves(methods, goals, axes, title.split()[0].lower()), *listed]))
     differences = config_differences(methods)
     parts.append(section("What differs between the methods", [html_table(differences)] if differences else []))
     pictures = [_picture(picture, names) for picture, names in split_pictures(methods).items()]
@@ -57,13 +69,14 @@ def details_of_runs(methods: Sequence[Method], axes: Sequence[str], shown: Colle
 def whole_page(title: str, body: Iterable[str]) -> str:
     """Makes a page of its parts, with the scripts for sorting tables and drawing curves."""
     style, script = (Path(__file__).with_name(f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    named = escape(title.replace("`", ""))
     plotly_js = import_extra("plotly.offline", "html", "`--format html`").get_plotlyjs()
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            f"<title>{escape(title)}</title>\n<style>{style}</style>\n<script>{plotly_js}</script>\n</head>\n<body>",
+            f"<title>{named}</title>\n<style>{style}</style>\n<script>{plotly_js}</script>\n</head>\n<body>",
             *body,
             f"<script>{script}</script>\n</body>\n</html>\n",
         ]
@@ -75,10 +88,15 @@ def section(title: str, parts: Sequence[str]) -> str:
     return "\n".join([f"<h2>{title}</h2>", *parts]) if parts else ""
 
 
-def _curves(methods: Sequence[Method], metrics: Sequence[str], axes: Sequence[str], name: str) -> list[str]:
+def _curves(methods: Sequence[Method], goals: Goals, axes: Sequence[str], name: str) -> list[str]:
+    """Draws the metrics of which the goals are given, as far as they are known."""
     numbered = dict(enumerate(methods))
-    figures = (curves_html(numbered, metric, axes, f"{name}-{i}") for i, metric in enumerate(metrics))
-    return ['<div class="curves">', *figures, "</div>"] if metrics else []
+    return in_pairs([curves_html(numbered, *one, axes, f"{name}-{i}") for i, one in enumerate(goals.items())])
+
+
+def in_pairs(figures: Sequence[str]) -> list[str]:
+    """Puts figures side by side where the window is wide enough; one alone has the whole width."""
+    return ['<div class="curves">', *figures, "</div>"] if len(figures) > 1 else [*figures]
 
 
 def _at_last(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
@@ -88,6 +106,11 @@ def _at_last(methods: Sequence[Method], columns: Sequence[str]) -> list[str]:
         lasts = [[list(run.columns[column].values())[-1] for run in m.runs if column in run.columns] for m in methods]
         lines.append([column, *(f"{mean_of(last):.4g}" if last else "" for last in lasts)])
     return [html_table(lines, sortable=True)] if columns else []
+
+
+def coded(text: str) -> str:
+    """Writes a text as HTML, of which what is between backquotes is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def html_table(lines: Sequence[Sequence[str]], sortable: bool = False) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from html import escape
+from io import BytesIO
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,13 +15,14 @@ from numpy.typing import NDArray
 from lightning_fed.lab.common import import_extra, no_mathematics
 from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.summary import counted, is_share, spent
+from lightning_fed.runs.statistics import Goal
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["AXES", "COLOURS", "curve", "curves_html", "limits", "panels_figure", "tuning_html"]
+__all__ = ["AXES", "COLOURS", "KINDS", "curve", "curves_html", "limits", "panels_figure", "picture", "tuning_html"]
 
 # The colours of Okabe and Ito, "Color universal design" (2008), for readers with any colour vision. Their yellow is
 # left out, as it is too pale for a line on white. From the eighth method on the line style changes.
@@ -28,7 +30,11 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "D", "^")
 _DASHES = ("solid", "dash", "dot", "dashdot")
+KINDS = ("png", "pdf", "svg")
+"""The formats of a picture."""
+_PAPER, _NARROW = 8, 1.6  # points of a letter, and inches of a panel, in a picture for a paper
 _CLEAR = "rgba(0,0,0,0)"
+_ABOVE = {"y": 1.01, "yanchor": "bottom", "pad": {"b": 4}}  # a menu just above the curves, however high they are
 AXES = {
     "round": ("round", None),
     "time": ("training time", "s"),
@@ -44,6 +50,7 @@ AXES = {
 
 Vector: TypeAlias = NDArray[np.float64]
 Curve: TypeAlias = tuple[Vector, Vector, Vector | None]
+Panels: TypeAlias = Mapping[tuple[str, str], Mapping[int, Method]]  # by title and metric, the numbered methods
 Trials: TypeAlias = Sequence[tuple[str, float]]  # value of the option, result
 
 
@@ -78,32 +85,67 @@ def limits(curves: Collection[Curve], share: bool) -> tuple[float, float] | None
     return min(0.0, low - room), max(0.0, high + room)
 
 
-def panels_figure(panels: Mapping[tuple[str, str], Mapping[int, Method]], x: str = "round") -> Figure:
+def picture(panels: Panels, x: str, kind: str, width: float | None = None) -> bytes:
+    """Draws panels as ``png``, ``pdf`` or ``svg``: the same bytes each time, with texts of vectors as text.
+
+    With a ``width``, in inches, letters have the size that papers print, and a PNG as many dots.
+    """
+    from matplotlib import rc_context
+
+    style: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "lightning_fed"}
+    if width:
+        style |= {"font.size": _PAPER} | dict.fromkeys(
+            ("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), "small"
+        )
+    undated: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    drawn = BytesIO()
+    with rc_context(style):
+        figure = panels_figure(panels, x, width)
+        figure.savefig(drawn, format=kind, dpi=300 if width else 150, metadata=undated.get(kind))
+    return drawn.getvalue()
+
+
+def panels_figure(panels: Panels, x: str = "round", width: float | None = None) -> Figure:
     """Draws a line per method and, from two seeds on, a band of one standard deviation on either side.
 
-    Panels, by title and metric, are in rows of three or five above one legend. The number of a method sets its colour
-    in all panels. A metric that all methods measured only once is drawn as points.
+    Panels, by title and metric, are in rows of three or five above one legend, in a ``width`` of as many as are
+    readable. The number of a method sets its colour in all panels. A metric that all methods measured only once is
+    drawn as points.
     """
     from matplotlib.figure import Figure
 
-    across = max(1, min(3 if len(panels) <= 12 else 5, len(panels)))  # 1 without panels, if all runs diverged
+    across, wide, high, columns, below = _shape(panels, width)
     down = max(1, -(-len(panels) // across))
-    wide, high = (3.6, 3.2) if across <= 3 else (2.6, 2.3)
-    figure = Figure(figsize=(max(7.0, wide * across), 0.8 + high * down), layout="constrained")
+    figure = Figure(figsize=(width or max(7.0, wide * across), below + high * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False).flat
     banded = False
     handles: dict[str, Artist] = {}
     for ((title, metric), methods), axes in zip(panels.items(), grid, strict=False):
         banded |= _panel(axes, methods, metric, x)
-        axes.set_title(no_mathematics(fill(title, int(10 * wide))), fontsize="medium")
+        axes.set_title(no_mathematics(fill(title, int((13 if width else 10) * wide))), fontsize="medium")
+        if width:
+            axes.locator_params(axis="x", nbins=max(3, int(3 * wide)))
+            if len(label := axes.get_ylabel()) > 14 * high:
+                axes.set_ylabel(label.replace("/", "/\n"))
         lines, labels = axes.get_legend_handles_labels()
         handles = {**dict(zip(labels, lines, strict=True)), **handles}
     for axes in grid:
         axes.remove()
     names = "mean ± std over seeds" if banded else None
-    lines, labels = list(handles.values()), list(handles)
-    figure.legend(lines, labels, loc="outside lower center", ncols=min(3, across), title=names, frameon=False)
+    lines = list(handles.values())
+    figure.legend(lines, list(handles), loc="outside lower center", ncols=columns, title=names, frameon=False)
     return figure
+
+
+def _shape(panels: Panels, width: float | None) -> tuple[int, float, float, int, float]:
+    """Returns the panels in a row, the inches of a panel, the columns of the legend and the inches of its room."""
+    across = max(1, min(3 if len(panels) <= 12 else 5, len(panels)))  # 1 without panels, if all runs diverged
+    if width is None:
+        return (across, 3.6, 3.2, across, 0.8) if across <= 3 else (across, 2.6, 2.3, 3, 0.8)
+    labels = {label_of(method) for methods in panels.values() for method in methods.values()}
+    across = min(across, max(1, int(width / _NARROW)))
+    columns = max(1, int(width / (0.5 + 0.06 * max(map(len, labels), default=1))))
+    return across, width / across, min(0.8 * width / across, 2.6), columns, 0.4 + 0.15 * -(-len(labels) // columns)
 
 
 def _panel(axes: Axes, methods: Mapping[int, Method], metric: str, x: str) -> bool:
@@ -160,17 +202,19 @@ def _label(axes: Axes, x: str) -> None:
     axes.margins(x=0.01)
 
 
-def curves_html(methods: Mapping[int, Method], metric: str, axes: Sequence[str], name: str) -> str:
+def curves_html(methods: Mapping[int, Method], metric: str, goal: Goal | None, axes: Sequence[str], name: str) -> str:
     """Draws a line per method and, from two seeds on, a band of one standard deviation on either side.
 
     The number of a method sets its colour in all charts. A method is left out if one of its runs did not measure the
     metric. If all methods measured it only once, they are points. The reader can choose the axis; the first is shown at
-    the start. ``name`` is the id of the element, unique in the page, which must load plotly.js.
+    the start. The ``goal`` stands beside the metric. ``name`` is the id of the element, unique in the page, which must
+    load plotly.js.
     """
     drawn = {i: method for i, method in methods.items() if all(metric in run.columns for run in method.runs)}
     curves = {x: {i: curve(method, metric, x) for i, method in drawn.items()} for x in axes}
     at_first = curves[axes[0]]
     axis = _value_axis(metric, [value for _, mean, _ in at_first.values() for value in mean.tolist()])
+    axis["title"]["text"] += {"min": ", less is better", "max": ", more is better", None: ""}[goal]
     if ends := limits(at_first.values(), "tickformat" in axis):
         axis["range"] = ends
         points = [_point_trace(i, drawn[i], one) for i, one in at_first.items() if len(one[1])]
@@ -271,15 +315,15 @@ def _axis_menu(curves: dict[str, dict[int, Curve]]) -> list[dict[str, Any]]:
             places += [_short(at)] if std is None else [_outline(at, at, std), _short(at)]
         args = [{"x": places}, {"xaxis.title.text": _title(x), "xaxis.autorange": True}]
         buttons.append({"label": _plain(x), "method": "update", "args": args})
-    return [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.2}] if len(buttons) > 1 else []
+    return [{"buttons": buttons, "x": 0, "xanchor": "left", **_ABOVE}] if len(buttons) > 1 else []
 
 
 def _band_menu(bands: Sequence[bool]) -> list[dict[str, Any]]:
     places = [index for index, band in enumerate(bands) if band]
-    # Transparent instead of invisible, so that lines hidden by the legend stay hidden.
-    labels = {"bands": 0.25, "no bands": 0}
-    buttons = [{"label": label, "method": "restyle", "args": [{"opacity": o}, places]} for label, o in labels.items()]
-    menu = {"type": "buttons", "direction": "left", "buttons": buttons, "x": 1, "xanchor": "right", "y": 1.2}
+    # Transparent instead of invisible, so that lines hidden by the legend stay hidden. A second click takes it back.
+    off, on = [{"opacity": 0}, places], [{"opacity": 0.25}, places]
+    button = {"label": "no bands", "method": "restyle", "args": off, "args2": on}
+    menu = {"type": "buttons", "active": -1, "buttons": [button], "x": 1, "xanchor": "right", **_ABOVE}
     return [menu] if places else []
 
 

@@ -26,6 +26,7 @@ from lightning_fed.lab.runner.record import LOG, Guard, done_run
 from lightning_fed.lab.runner.slurm import TASK_LOGS, Task, make_executor, train_in_tasks
 from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, tuned_together, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, chosen_by
+from lightning_fed.lab.studies.grid import at_edge
 from lightning_fed.lab.studies.study import Study
 from lightning_fed.runs.folder import read_rows
 from lightning_fed.runs.statistics import mean_of
@@ -80,7 +81,9 @@ def main(argv: list[str], guard: Guard) -> int:
     groups = groups_of(study, cells, root)  # only now, as they write their trials
     if executor is not None:
         plan = partial(_plan, study, cells, groups, root, options.jobs)
-        return _tell(train_in_tasks(executor, tasks, plan), root, options)
+        outcome = train_in_tasks(executor, tasks, plan)
+        _tell_edges(study, with_choices(study, cells, groups)[0])
+        return _tell(outcome, root, options)
     return _tell(_train(study, cells, groups, pool, options.jobs), root, options)
 
 
@@ -121,8 +124,15 @@ def _train(study: Study, cells: Sequence[Cell], groups: Sequence[Group], pool: P
     tuned, undecided = with_choices(study, cells, groups)
     if undecided:
         print(f"{_runs_are(undecided)} left out, as every trial of their options has failed or diverged.")
+    _tell_edges(study, tuned)
     outcome = pool.train(tuned)
     return Outcome([*tuning.failed, *undecided, *outcome.failed], outcome.signum)
+
+
+def _tell_edges(study: Study, tuned: Sequence[Cell]) -> None:
+    """Says which choices are at an edge of their grid: before the runs, so that one can stop and widen it."""
+    if edge := at_edge(study, [(cell.axes, cell.options) for cell in tuned]):
+        print(f"Tuned to an edge of its grid: {edge}. Values beyond it in `tune` may be better.", flush=True)
 
 
 def study_folder(output: Path, name: str, profile: str) -> Path:

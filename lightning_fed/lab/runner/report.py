@@ -10,6 +10,7 @@ from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import expect
 from lightning_fed.lab.common import are, expect_known, one_line
 from lightning_fed.lab.report.load import MeasuredRun
+from lightning_fed.lab.report.plots import KINDS
 from lightning_fed.lab.report.summary import X_SUMS, columns_of, counted
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
@@ -35,7 +36,9 @@ from lightning_fed.runs.statistics import known_goal, run_statistic
 __all__ = ["collect", "in_order", "joined", "report_study"]
 
 _Key = tuple[str, ...]
-_FILES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "png": "curves.png", "html": "report.html"}
+_FILES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "html": "report.html"}
+_FILES |= {kind: f"curves.{kind}" for kind in KINDS}
+_BY_DEFAULT = ("md", "csv", "tex", "png")
 
 
 def report_study(options: argparse.Namespace) -> None:
@@ -54,8 +57,8 @@ def report_study(options: argparse.Namespace) -> None:
     published = read_published(study.report.published, reported_axes(whole)) if study.report.published else None
     table = study_table(study, results, published)
     tables = blocks.study_blocks(study, results, table, published.table if published else "", options.best)
-    kinds = [options.format] if options.format else [kind for kind in _FILES if kind != "html"]
-    files = {_FILES[kind]: blocks.drawn(kind, study, results, table, tables) for kind in kinds}
+    kinds = [options.format] if options.format else _BY_DEFAULT
+    files = {_FILES[kind]: blocks.drawn(kind, study, results, table, tables, options.width) for kind in kinds}
     for name, content in files.items():
         write_atomically(folder / name, content, "--output")
     if "table.md" in files:

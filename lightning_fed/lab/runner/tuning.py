@@ -20,6 +20,7 @@ from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.record import measured_run
 from lightning_fed.lab.runner.storage import expect_below, optuna_storage
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell
+from lightning_fed.lab.studies.grid import parameters_of
 from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, all_parameters, tuned_per
 from lightning_fed.runs.statistics import Goal, goal_of, mean_of, run_statistic
@@ -56,7 +57,7 @@ class Group:
     ) -> None:  # fmt: skip
         self.values, self._study, self._members, self._root, self._writes = values, study, members, root, writes
         self.stage, self._before, self._over, self._tried = stage, before, False, set[int]()
-        self._known, self._fixed = _parameters_of(study, values), dict[str, Any]()
+        self._known, self._fixed = parameters_of(study, values), dict[str, Any]()
         self._parameters = _searched(study, self._known, stage)
         self._storage = study.tune.storage or str(root / _JOURNAL)
         self._file = expect_below(root, self._storage)
@@ -216,7 +217,7 @@ def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = Tr
     for cell in cells:
         own = {axis: cell.axes[axis] for axis in per}
         for each in (own | study.tune.start, own) if study.tune.start else (own,):
-            if _parameters_of(study, each):
+            if parameters_of(study, each):
                 values.setdefault(key_of(each, per), each)
     members: dict[tuple[str, ...], list[dict[str, Name]]] = {key: [] for key in values}
     for axes in combinations(study) if values else ():
@@ -226,7 +227,7 @@ def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = Tr
     groups = list[Group]()
     for key in sorted(values, key=lambda key: not study.tune.start.items() <= values[key].items()):
         start = last.get(key_of(values[key] | study.tune.start, per))
-        known, numbers = _parameters_of(study, values[key]), range(1, len(study.tune.stages) + 1)
+        known, numbers = parameters_of(study, values[key]), range(1, len(study.tune.stages) + 1)
         for stage in [number for number in numbers if _searched(study, known, number)] or [0]:
             last[key] = Group(study, values[key], members[key], root, writes, stage, last.get(key, start))
             groups.append(last[key])
@@ -236,14 +237,6 @@ def groups_of(study: Study, cells: Sequence[Cell], root: Path, writes: bool = Tr
 def key_of(values: Mapping[str, object], per: Iterable[str]) -> tuple[str, ...]:
     """Returns the values that all runs of a group share."""
     return tuple(str(values[axis]) for axis in per)
-
-
-def _parameters_of(study: Study, values: Mapping[str, Name]) -> Parameters:
-    """Returns the parameters to tune for some values of axes."""
-    parameters = dict(study.tune.parameters)
-    for axis, by in study.tune.by.items():
-        parameters |= by.get(values.get(axis, ""), {})
-    return parameters
 
 
 def _searched(study: Study, known: Parameters, stage: int) -> Parameters:

@@ -1,18 +1,19 @@
 """Converts a study's table and tuning to tables of text: means, differences, published figures, all numbers."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from html import escape
 from statistics import fmean
 
-from lightning_fed.core.files import png
-from lightning_fed.lab.common import csv_text
-from lightning_fed.lab.report.plots import tuning_html
+from lightning_fed.lab.common import column_head, csv_text
+from lightning_fed.lab.report.page import coded
+from lightning_fed.lab.report.plots import KINDS, picture, tuning_html
 from lightning_fed.lab.report.summary import counted, is_share, over_seeds, summarize
 from lightning_fed.lab.studies import formats
 from lightning_fed.lab.studies.comparison import pairs_needed, visible_gain
-from lightning_fed.lab.studies.formats import Block, column_head, without_constants
+from lightning_fed.lab.studies.formats import Block, without_constants
+from lightning_fed.lab.studies.grid import at_edge, edges_of
 from lightning_fed.lab.studies.results import BESIDE, StudyResults, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
@@ -41,26 +42,31 @@ def study_blocks(
     if any(cell.difference and not math.isnan(cell.difference.mean) for cell in table.cells.values()):
         blocks.append(_differences(study, table))
     if any(cell.published for cell in table.cells.values()):
-        blocks.append(_matrix(table, f"{published}, and in brackets our mean minus it", _published))
+        blocks.append(_matrix(table, f"{published}, and in brackets our mean minus it", _published, "published"))
     if any(cell.to_target for cell in table.cells.values()):
         title = f"Rounds until {study.report.metric[0]} is as good as {study.report.target:g}, mean ± std over seeds"
-        blocks.append(_matrix(table, title, _rounds))
+        blocks.append(_matrix(table, title, _rounds, "target"))
     if results.trials:
         blocks.append(tuned_block(study, results.trials))
     return blocks
 
 
-def drawn(kind: str, study: Study, results: StudyResults, table: StudyTable, blocks: Sequence[Block]) -> bytes:
-    """Writes a study in one format: ``md``, ``csv``, ``tex``, ``png`` or ``html``."""
+def drawn(
+    kind: str, study: Study, results: StudyResults, table: StudyTable, blocks: Sequence[Block],
+    width: float | None = None,
+) -> bytes:  # fmt: skip
+    """Writes a study in one format: ``md``, ``csv``, ``tex``, ``html``, or as a picture of a ``width`` in inches."""
     text, x = heading(study, results), study.report.x
-    if kind == "png":
-        return png(formats.study_figure(table, x), dpi=150)
+    if kind in KINDS:
+        return picture(formats.panels_of(table), x, kind, width)
     if kind == "html":
-        return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials)).encode()
+        goals = {str(metric): study.report.goal_in(metric) for metric in study.report.metric}
+        return formats.study_page(text, blocks, table, x, goals, tuning_charts(study, results.trials)).encode()
     if kind == "csv":
         return csv_text(table_lines(table), end="\n").encode()
-    write = formats.as_latex if kind == "tex" else formats.as_markdown
-    return write(text, blocks, table.notes).encode()
+    if kind == "tex":
+        return formats.as_latex(text, blocks, table.notes, study.name or "runs").encode()
+    return formats.as_markdown(text, blocks, table.notes).encode()
 
 
 def _main(study: Study, table: StudyTable, best: bool) -> Block:
@@ -68,15 +74,19 @@ def _main(study: Study, table: StudyTable, best: bool) -> Block:
     measures = [{_named(cell, measure) for cell in cells if not cell.is_cost} for measure in _MEASURES]
     counts = over_seeds(len(cell.runs) for cell in cells)
     over = "one run each" if counts == "one seed" and "seed" in (*table.row_axes, *table.column_axes) else counts
-    title = ", ".join([*(name for names in measures if len(names) == 1 for name in names), over])
+    (metric, *metrics), (statistic, *statistics) = map(sorted, measures)
+    what = [metric] * (not metrics) + [_said_of(statistic)] * (not statistics)
+    title = ", ".join([*([" ".join(what)] if what else []), over])
     notes = []
     if any(_stars(cell.p_holm) for cell in cells):
-        notes.append(f"*, **, ***: different from {_baseline(study)} at the level 0.05, 0.01, 0.001 after Holm.")
+        notes.append(f"*, **, ***: p < 0.05, 0.01, 0.001 against {_baseline(study)} (paired t-test, Holm).")
+    if edge := at_edge(study, [(cell.names, cell.runs[0].chosen) for cell in cells]):
+        notes.append(f"Tuned to an edge of its grid: {edge}.")
     if best:
         notes.append("Bold: the best mean in each comparison; underlined: the second best of three or more.")
-    if len(measures[0]) > 1:  # then it does not begin with the name of a metric
+    if metrics:  # then it does not begin with the name of a metric
         title = title[:1].upper() + title[1:]
-    block = _matrix(table, title, _value, " ".join(notes))
+    block = _matrix(table, title, _value, note=" ".join(notes))
     block = replace(block, marks=_marks(study, table, block.labels) if best else {})
     ranks = [f"{rank:.2f}" for rank in table.ranks or ()]
     if ranks and table.methods_are_columns:
@@ -86,6 +96,13 @@ def _main(study: Study, table: StudyTable, best: bool) -> Block:
             line.append(cell)
         block = replace(block, heads=(*block.heads, (*[""] * (len(block.heads[0]) - 1), "average rank")))
     return block
+
+
+def _said_of(statistic: str) -> str:
+    """Says a statistic in words that follow the name of a metric."""
+    known = {"best": "at each run's best round", "final": "at the last round"}
+    said = re.sub(r"^last (\d+)$", r"over the last \1 rounds", known.get(statistic, statistic))
+    return re.sub(r"^rounds (\d+)-", r"over rounds \1 to ", said)
 
 
 def _marks(study: Study, table: StudyTable, labels: int) -> dict[tuple[int, int], int]:
@@ -131,7 +148,7 @@ def _differences(study: Study, table: StudyTable) -> Block:
             needed = pairs_needed(verdict.claimed, found.std)
             judged = [_signed(verdict.claimed, cell.percent), f"{needed:,}" if needed else "", verdict.word]
         lines.append(line + judged)
-    note = "Paired by seed; paired t-test, p-values adjusted (Holm) for all different tests of the table."
+    note = "Differences are paired by seed; p is of a paired t-test, adjusted for all tests of the table (Holm)."
     for metric, other in study.report.against.items():
         note += f" {metric} is compared with {other}."
     if lost:
@@ -139,10 +156,10 @@ def _differences(study: Study, table: StudyTable) -> Block:
     shown = {cell.percent for cell in table.cells.values()}
     unit = ", percentage points" + (" where in %" if False in shown else "") if True in shown else ""
     title = f"Difference to {_baseline(study)}{unit}"
-    return without_constants(Block(title, lines, len(lines[0]) - len(names), note))
+    return without_constants(Block(title, lines, len(lines[0]) - len(names), note, name="differences"))
 
 
-def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], note: str = "") -> Block:
+def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], name: str = "", note: str = "") -> Block:
     """Arranges the cells that have a text; values that all rows or all columns share are above the table."""
     texts = {key: shown for key, cell in table.cells.items() if (shown := text(cell))}
     of_row, of_column = ({key[side]: table.cells[key] for key in texts} for side in (0, 1))
@@ -150,7 +167,7 @@ def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], not
     row_axes, column_axes = _varying(table.row_axes, rows) or table.row_axes[-1:], _varying(table.column_axes, columns)
     cell = of_row[rows[0]]
     told = (*row_axes, *column_axes, *_MEASURES)
-    shared = [f"{axis} {cell.names[axis]}" for axis in (*table.row_axes, *table.column_axes) if axis not in told]
+    shared = [f"{axis} = {cell.names[axis]}" for axis in (*table.row_axes, *table.column_axes) if axis not in told]
     only = next((_named(cell, axis) for axis in _MEASURES if axis not in row_axes), "mean")
     heads = tuple(
         tuple(column_head([axis], [_named(of_column[column], axis)]) for axis in column_axes) or (only,)
@@ -160,8 +177,8 @@ def _matrix(table: StudyTable, title: str, text: Callable[[TableCell], str], not
     for row in rows:
         labels = (_named(of_row[row], axis) for axis in row_axes)
         lines.append([*labels, *(texts.get((row, column), "–") for column in columns)])
-    above = f"All cells: {'; '.join(shared)}." if shared else ""
-    return Block(title, lines, len(row_axes), note, above, heads)
+    above = f"The same in all cells: {'; '.join(shared)}." if shared else ""
+    return Block(title, lines, len(row_axes), note, above, name, heads)
 
 
 def _varying(axes: tuple[str, ...], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -221,7 +238,7 @@ def table_lines(table: StudyTable) -> list[list[str]]:
 _COLUMNS = (
     "seeds", "mean", "std", "difference", "t_low", "t_high", "bootstrap_low", "bootstrap_high", "p", "p_holm",
     "average_rank", "published", "published_std", "rounds_to_target", "rounds_to_target_std", "std_difference",
-    "visible_gain", "claimed", "seeds_needed", "verdict",
+    "visible_gain", "claimed", "seeds_needed", "verdict", "at_edge",
 )  # fmt: skip
 
 
@@ -241,20 +258,31 @@ def _numbers(cell: TableCell, rank: float | None) -> list[str]:
         *((reached.mean, reached.std) if reached else (None, None)), *judged,
     ]  # fmt: skip
     texts = ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]
-    return [*texts, cell.verdict.word if cell.verdict else ""]
+    at_edge = "; ".join(f"{option} {side}" for option, side in cell.edges.items())
+    return [*texts, cell.verdict.word if cell.verdict else "", at_edge]
 
 
 def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:
     """Returns the options chosen by the deciding metric, and those that each other metric would have chosen."""
-    axes, names = tuned_per(study), _names(trials)
-    lines = [[*axes, *(word for name in names for word in (f"by {name}", name))]]
+    axes, (first, *others) = tuned_per(study), _names(trials)
+    shown = [name.removesuffix(BESIDE) for name in others]
+    lines = [[*axes, "chosen", first, *(word for name in shown for word in (f"best for {name}", name))]]
+    sides = list[dict[str, str]]()
     for key, attempts in _groups(axes, trials).items():
-        best = (_best(name, attempts, _goal(study, name)) for name in names)
-        lines.append([*key, *(word for pair in best for word in pair)])
+        chosen, value = _best(first, attempts, _goal(study, first))
+        options = attempts[chosen][0].options if chosen else {}
+        sides.append(at := edges_of(study, dict(zip(axes, key, strict=True)), options))
+        marked = (f"{option} {it}" + (f" ({at[option]})" if option in at else "") for option, it in options.items())
+        beside = (_best(name, attempts, _goal(study, name)) for name in others)
+        lines.append([*key, ", ".join(marked), value, *(word for pair in beside for word in pair)])
     seeds = len(study.tune.seeds)
     over = "one seed" if seeds == 1 else f"mean over {counted(seeds, 'seed')}"
-    note = f"The runs use the first choice, by {names[0]}, {over}."
-    return without_constants(Block("Tuned options", lines, len(axes), note))
+    note = f"The runs use the chosen values, the best by {first}, {over}."
+    if others:
+        note += " The other columns show what other metrics would have chosen; they decide nothing."
+    if any(sides):
+        note += " (smallest), (largest): at that edge of its grid."
+    return without_constants(Block("Tuned options", lines, len(axes), note, name="tuned"))
 
 
 def tuning_charts(study: Study, trials: Sequence[Trial]) -> list[str]:
@@ -272,7 +300,7 @@ def tuning_charts(study: Study, trials: Sequence[Trial]) -> list[str]:
             others = ", ".join(f"{name} {value}" for name, value in options[text].items() if name != option)
             lines.setdefault(others or names[0], []).append((options[text].get(option, ""), mean))
         drawn = tuning_html(lines, [(options[chosen][option], means[chosen])], option, names[0], f"tuning-{index}")
-        charts.append(f"<div><h3>{escape(column_head(axes, key))}</h3>{drawn}</div>")
+        charts.append(f"<div><h3>{coded(column_head(axes, key))}</h3>{drawn}</div>")
     return charts
 
 

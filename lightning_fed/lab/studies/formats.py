@@ -5,28 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from lightning_fed.lab.common import aligned, import_extra, one_line
+from lightning_fed.lab.common import aligned, column_head, import_extra, one_line
 from lightning_fed.lab.report.load import MeasuredRun, Method
-from lightning_fed.lab.report.page import MOST_LINES, details_of_runs, html_table, section, whole_page
-from lightning_fed.lab.report.plots import AXES, curves_html, panels_figure
+from lightning_fed.lab.report.page import (
+    MOST_LINES,
+    Goals,
+    coded,
+    details_of_runs,
+    html_table,
+    in_pairs,
+    section,
+    whole_page,
+)
+from lightning_fed.lab.report.plots import AXES, curves_html
 from lightning_fed.lab.report.summary import is_measured
 from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.table import StudyTable, TableCell
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = [
     "Block",
     "as_latex",
     "as_markdown",
     "as_text",
-    "column_head",
-    "study_figure",
+    "panels_of",
     "study_page",
     "without_constants",
 ]
@@ -49,15 +52,9 @@ class Block:
     labels: int  # number of columns at the left with names, not numbers
     note: str = ""
     above: str = ""
+    name: str = ""  # what stands after the study's in its label
     heads: tuple[tuple[str, ...], ...] = ()  # heads of number columns, if they have several levels
     marks: Mapping[tuple[int, int], int] = field(default_factory=dict)  # 1 best, 2 second, by line and column
-
-
-def column_head(axes: Sequence[str], column: Iterable[str]) -> str:
-    """Returns the head of a column from its values; a number gets the name of its axis, a name like MNIST does not."""
-    named = zip(axes, column, strict=True)
-    plain = re.compile(r"true|false|null|[-+]?[\d.]+(e[-+]?\d+)?")
-    return ", ".join(f"{axis} {value}" if plain.fullmatch(value) else value for axis, value in named)
 
 
 def without_constants(block: Block) -> Block:
@@ -65,10 +62,10 @@ def without_constants(block: Block) -> Block:
     head, *rows = block.lines
     same = [at for at, (first, *others) in enumerate(zip(*rows, strict=True)) if {*others} <= {first}]
     same = [at for at in same if at != block.labels and (len(rows) > 1 or not rows[0][at])]
-    said = "; ".join(f"{head[at]} {rows[0][at]}" for at in same if rows[0][at])
+    said = "; ".join(f"{head[at]} = {rows[0][at]}" for at in same if rows[0][at]).replace("= <", "<")
     lines = [[cell for at, cell in enumerate(line) if at not in same] for line in block.lines]
     labels = block.labels - sum(at < block.labels for at in same)
-    return replace(block, lines=lines, labels=labels, above=f"In all rows: {said}." if said else "")
+    return replace(block, lines=lines, labels=labels, above=f"The same in all rows: {said}." if said else "")
 
 
 def as_text(blocks: Sequence[Block], notes: Sequence[str]) -> str:
@@ -94,7 +91,7 @@ def as_markdown(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[st
             [_marked(block, "md", at, place, _markdown(cell)) for place, cell in enumerate(line)]
             for at, line in enumerate(block.lines)
         ]
-        rule = ["---"] * block.labels + ["---:"] * (len(head) - block.labels)
+        rule = ["---" + ":" * right for right in _numbers(block)]
         table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
         above, note = ([_markdown(one)] if one else [] for one in (block.above, block.note))
         parts += [f"## {_markdown(block.title)}", *above, table, *note]
@@ -105,18 +102,29 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\|*<])", r"\\\1", one_line(text))
 
 
+def _numbers(block: Block) -> list[bool]:
+    """Tells which columns have numbers, for the right side: of names all must be one, of others one may begin so."""
+    number, begin = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?"), re.compile(r"\W*\d")
+    columns = [*zip(*block.lines[1:], strict=True)]
+    names, others = columns[: block.labels], columns[block.labels :]
+    return [all(map(number.fullmatch, one)) for one in names] + [any(map(begin.match, one)) for one in others]
+
+
 def _marked(block: Block, kind: str, at: int, place: int, cell: str) -> str:
     return _MARKS[kind][block.marks.get((at, place), 0)].format(cell)
 
 
-def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str]) -> str:
-    r"""Writes each table as an environment ``table``, which needs ``booktabs``, and the sentences as comments."""
+def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str], name: str = "runs") -> str:
+    r"""Writes each table as an environment ``table``, which needs ``booktabs``, and the sentences as comments.
+
+    A table's label is ``tab:``, the ``name`` of the study and that of the block, in letters that labels may have.
+    """
     comments = "".join(f"% {one_line(part)}\n" for part in (*text, *notes))
-    return comments + "% \\usepackage{booktabs}\n\n" + "\n".join(_latex_table(block) for block in blocks)
+    return comments + "% \\usepackage{booktabs}\n\n" + "\n".join(_latex_table(block, name) for block in blocks)
 
 
-def _latex_table(block: Block) -> str:
-    head, *body = block.lines
+def _latex_table(block: Block, name: str) -> str:
+    body = block.lines[1:]
     rows = []
     for at, line in enumerate(body, 1):
         # Names are not repeated from the line above, except the last one, in which the lines differ.
@@ -126,11 +134,13 @@ def _latex_table(block: Block) -> str:
         cells = (_marked(block, "tex", at, i, _latex(line[i])) for i in range(block.labels, len(line)))
         row = " & ".join([*labels, *cells]) + r" \\"
         rows.append(re.sub(r"^([\[*])", r"{\1}", row))  # else it would be an argument of the line break before
-    columns = "l" * block.labels + "r" * (len(head) - block.labels)
+    columns = "".join("lr"[right] for right in _numbers(block))
+    label = re.sub(r"[^A-Za-z0-9.:]+", "-", "-".join(filter(None, (name, block.name))))
     caption = " ".join([f"{block.title}.", *filter(None, (block.above, block.note))])
     lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(caption)}}}", rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule", *_latex_head(block), r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", r"\end{table}",
+        r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(caption)}}}", rf"\label{{tab:{label}}}",
+        rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *_latex_head(block), r"\midrule", *rows, r"\bottomrule",
+        r"\end{tabular}", r"\end{table}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
@@ -161,13 +171,8 @@ def _latex(text: str) -> str:
     return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)
 
 
-def study_figure(table: StudyTable, x: str) -> Figure:
-    """Draws a panel for each column of the table and a line with a band for each row, or the reverse."""
-    return panels_figure(_panels(table), x)
-
-
 def study_page(
-    text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, tuning: Sequence[str] = ()
+    text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, goals: Goals, tuning: Sequence[str] = ()
 ) -> str:
     """Makes the interactive page of a study.
 
@@ -177,16 +182,16 @@ def study_page(
     runs = _runs(table)
     axes = [x, *(name for name in AXES if runs and name != x and is_measured(runs, name))]
     curves = []
-    for index, ((title, metric), methods) in enumerate(_panels(table).items()):
-        heading = f"<h3>{escape(title)}</h3>" if title else ""
-        curves.append(f"<div>{heading}{curves_html(methods, metric, axes, f'curves-{index}')}</div>")
+    for index, ((title, metric), methods) in enumerate(panels_of(table).items()):
+        heading = f"<h3>{coded(title)}</h3>" if title else ""
+        curves.append(f"<div>{heading}{curves_html(methods, metric, goals.get(metric), axes, f'curves-{index}')}</div>")
     body = (
-        f"<h1>{escape(text[0])}</h1>",
+        f"<h1>{coded(text[0])}</h1>",
         _rendered(text[1:]),
         _block(blocks[0], table.notes),
-        section("Curves", ['<div class="curves">', *curves, "</div>"]),
+        section("Curves", in_pairs(curves)),
         *map(_block, blocks[1:]),
-        section("Tuning", ['<div class="curves">', *tuning, "</div>"] if tuning else []),
+        section("Tuning", in_pairs(tuning)),
         *details_of_runs(runs, axes, {cell.names["metric"] for cell in table.cells.values()}),
     )
     return whole_page(text[0], body)
@@ -200,15 +205,16 @@ def _rendered(parts: Sequence[str]) -> str:
 
 
 def _block(block: Block, notes: Sequence[str] = ()) -> str:
-    lines = [f"<h2>{escape(block.title)}</h2>", *([f"<p>{escape(block.above)}</p>"] if block.above else [])]
+    lines = [f"<h2>{coded(block.title)}</h2>", *([f"<p>{coded(block.above)}</p>"] if block.above else [])]
     lines.append(html_table(block.lines, sortable=True))
-    return "\n".join([*lines, *(f"<p>{escape(note)}</p>" for note in (block.note, *notes) if note)])
+    return "\n".join([*lines, *(f"<p>{coded(note)}</p>" for note in (block.note, *notes) if note)])
 
 
-def _panels(table: StudyTable) -> dict[tuple[str, str], dict[int, Method]]:
+def panels_of(table: StudyTable) -> dict[tuple[str, str], dict[int, Method]]:
     """Returns for each panel, by title and metric, its numbered methods; statistics and seeds share a curve.
 
-    Diverged runs are left out, as in the table: their last losses would set the scale for all others.
+    There is a panel for each column of the table and a line for each row, or the reverse. Diverged runs are left out,
+    as in the table: their last losses would set the scale for all others.
     """
     line_axes, panel_axes = _sides(table)
     panels: dict[tuple[str, str], dict[str, dict[int, MeasuredRun]]] = {}

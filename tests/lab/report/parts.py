@@ -111,10 +111,19 @@ def opened(page: Path, script: str, folder: Path) -> tuple[str, list[str]]:
 
 
 def fits_the_window(page: Path, folder: Path, width: int) -> bool:
-    """Opens a page in a frame, as windows have a least width, and tells whether nothing sticks out of it."""
+    """Opens a page in a frame, as windows have a least width: nothing sticks out, or covers a button or the curves."""
     inner = folder / f"inner-{width}.html"
-    ask = """addEventListener("load", () => setTimeout(
-      () => parent.postMessage([document.documentElement.scrollWidth, innerWidth], "*"), 1000))"""
+    ask = """
+      const covers = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+      const overlaps = chart => {
+        const parts = [...chart.querySelectorAll(".updatemenu-header, .updatemenu-button, .modebar-btn, .nsewdrag")];
+        const boxes = parts.map(part => part.getBoundingClientRect());
+        return boxes.flatMap((box, at) => boxes.slice(at + 1).filter(other => covers(box, other))).length;
+      };
+      addEventListener("load", () => setTimeout(() => {
+        const covered = [...document.querySelectorAll(".js-plotly-plot")].map(overlaps);
+        parent.postMessage([document.documentElement.scrollWidth, innerWidth, covered.reduce((a, b) => a + b, 0)], "*");
+      }, 1000))"""
     inner.write_text(
         page.read_text(encoding="utf-8").replace("</body>", f"<script>{ask}</script></body>"), encoding="utf-8"
     )
@@ -123,6 +132,6 @@ def fits_the_window(page: Path, folder: Path, width: int) -> bool:
     shown, _ = opened(
         outer, "addEventListener('message', event => { document.title = event.data.join(' '); });", folder
     )
-    scrolled, seen = map(int, re.findall(r"<title>(\d+) (\d+)</title>", shown)[0])
-    assert seen == width
+    scrolled, seen, covered = map(int, re.findall(r"<title>(\d+) (\d+) (\d+)</title>", shown)[0])
+    assert (seen, covered) == (width, 0)
     return scrolled <= seen

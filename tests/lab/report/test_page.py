@@ -77,7 +77,11 @@ def test_nothing_is_fetched_and_no_name_becomes_a_tag(page: Path) -> None:
 
 def test_curves_are_those_of_the_picture(page: Path) -> None:
     (traces, layout), *others = Page(page.read_text(encoding="utf-8")).figures()
-    assert [figure[1]["yaxis"]["title"]["text"] for figure in others] == ["val/loss", "mask/mean", "update/norm"]
+    assert [figure[1]["yaxis"]["title"]["text"] for figure in others] == [
+        "val/loss, less is better",
+        "mask/mean",
+        "update/norm",
+    ]
     band, line, *_ = traces
     assert [trace.get("showlegend", True) for trace in traces] == [False, True, False, True]
     assert [trace["legendgroup"] for trace in traces] == ["0", "0", "1", "1"]
@@ -88,7 +92,38 @@ def test_curves_are_those_of_the_picture(page: Path) -> None:
     axes, bands = layout["updatemenus"]
     by_bytes = next(button for button in axes["buttons"] if button["label"] == "comm/bytes_up")
     assert by_bytes["args"][0]["x"] == 2 * [[0, 100, 200, 200, 100, 0], [0, 100, 200]]
-    assert [button["args"][1] for button in bands["buttons"]] == [[0, 2], [0, 2]]
+    (button,) = bands["buttons"]
+    assert (button["args"], button["args2"]) == ([{"opacity": 0}, [0, 2]], [{"opacity": 0.25}, [0, 2]])
+
+
+def test_the_users_metrics_are_drawn_with_their_goals_and_backquotes_are_code(tmp_path: Path) -> None:
+    """Whatever their names; the bookkeeping of the framework is not."""
+    pytest.importorskip("plotly")
+    names = [
+        "val/mae",
+        "val/auroc",
+        "val/energy",
+        "val_loss",
+        "mine",
+        "test/acc/night",
+        "time/round",
+        "clients/trained",
+    ]
+    names += ["lr", "per_client/mae", "gradients", "comm/rounds", "gap/acc/night", "gradient/norm", "samples"]
+    rows = "".join(f"{at},{','.join(['0.5'] * len(names))}\n" for at in (0, 1, 2, 3, 5))
+    path = write_run(tmp_path, "a", 0, label="A `b` c", text=f"round,{','.join(names)}\n{rows}")
+    (path / "goals.json").write_text('{"val/energy": "min"}')
+    assert main([str(tmp_path), "--format", "html", "--metric", "val/mae"]) == 0
+    text = (tmp_path / "report-val_mae.html").read_text(encoding="utf-8")
+    read = Page(text)
+    assert [figure[1]["yaxis"]["title"]["text"] for figure in read.figures()] == [
+        "val/mae, less is better", "mine", "val/auroc, more is better", "val/energy, less is better",
+        "val_loss, less is better",
+    ]  # fmt: skip
+    assert ["test/acc/night", "0.5"] in read.tables[1]
+    assert "<p><code>last 10</code> is the mean of" in text
+    # One figure alone has the whole width, several share it.
+    assert [text.count('<div class="curves">'), text.count('<div class="chart">')] == [1, 5]
 
 
 def test_layers_are_a_table(tmp_path: Path) -> None:
@@ -100,7 +135,10 @@ def test_layers_are_a_table(tmp_path: Path) -> None:
     assert main([str(tmp_path), "--format", "html"]) == 0
     read = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert read.tables[1] == [["at the last measurement", "A", "B"], ["agreement/mean/w.1", "0.5", ""]]
-    assert [figure[1]["yaxis"]["title"]["text"] for figure in read.figures()] == ["val/acc", "agreement/mean"]
+    assert [figure[1]["yaxis"]["title"]["text"] for figure in read.figures()] == [
+        "val/acc, more is better",
+        "agreement/mean",
+    ]
 
 
 def test_what_is_measured_once_is_a_point(tmp_path: Path) -> None:
@@ -159,7 +197,7 @@ def test_a_browser_finds_no_error_and_shows_the_numbers(page: Path, tmp_path: Pa
       document.querySelectorAll("table")[2].querySelectorAll("button")[2].click();
       document.querySelectorAll("table")[2].querySelectorAll("button")[2].click();
       setTimeout(() => click(document.querySelector("#curves-0 .legendtoggle"), ["mousedown", "mouseup"]), 500);
-      setTimeout(() => click(document.querySelectorAll("#curves-0 .updatemenu-button")[1], ["click"]), 2000);
+      setTimeout(() => click(document.querySelectorAll("#curves-0 .updatemenu-button")[0], ["click"]), 2000);
       setTimeout(() => {
         const data = document.getElementById("curves-0").data;
         const drawn = data.map(trace => [trace.visible ?? true, trace.opacity ?? 1]);

@@ -99,6 +99,8 @@ def test_a_profile_and_one_format(file: str, tmp_path: Path, capsys) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["curves.csv", "results.csv", "table.tex"]
     # Runs in order: two of GMA, of which a profile changes the order, and one of FedAvg.
     assert r"GMA & final & 60.52 $\pm$ 0.71 \\" in (tmp_path / "out" / "table.tex").read_text()
+    assert main(["--study", file, "--from", "out", "--format", "pdf", "--width", "3.25", "--output", "vectors"]) == 0
+    assert [path.name for path in (tmp_path / "vectors").iterdir()] == ["curves.pdf"]
     assert main(["--study", file, "--from", "out", "--format", "html", "--output", "page"]) == 0
     assert [path.name for path in (tmp_path / "page").iterdir()] == ["report.html"]
 
@@ -171,6 +173,12 @@ def test_mistakes_are_one_sentence(file: str, tmp_path: Path) -> None:
         (["--study", "quickstart", "--from", root], "Expected `--study` to be rates, as in runs/.*'quickstart'"),
         (["--study", file, "--from", "elsewhere"], "Expected the results of a study in elsewhere/results.csv"),
         (["--study"], "Expected `lightning-fed report` with options"),
+        (["--study", file, "--width", "0"], r"Expected `--width` to be in \[1, 50\], got 0"),
+        (["--study", file, "--width", "nan"], r"Expected `--width` to be in \[1, 50\], got nan"),
+        (
+            ["--study", file, "--format", "tex", "--width", "3"],
+            "Expected `--width` with a picture .*`--format tex`",
+        ),
         (["--study", file, "--format", "doc"], "Expected `lightning-fed report` with options .*'doc'"),
     ):
         with pytest.raises(FederatedError, match=sentence):

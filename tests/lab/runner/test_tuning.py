@@ -6,14 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack.options import AttackOptions
 from lightning_fed.lab.runner import command, record, tuning
-from lightning_fed.lab.runner.pool import Outcome
+from lightning_fed.lab.runner.pool import Outcome, Pool
 from lightning_fed.lab.runner.record import done_run, measured_run, write_record
 from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.runner.tuning import expect_sound_stages, groups_of, tune, tuned_together, with_choices
@@ -302,6 +303,18 @@ def test_trials_are_collected_with_the_best_on_the_test_set_beside(tmp_path: Pat
     assert len(results.trials) == (2 + 6) * 2
     assert set(results.trials[0].values) == {"val/acc final", "test/acc best, not to choose by"}
     assert results.trials[0].values["test/acc best, not to choose by"] == 0.7
+
+
+def test_a_choice_at_an_edge_is_said_before_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A takes the largest rate; B the smallest, with mu inside of its grid."""
+    groups = groups_of(study(), cells_of(study()), tmp_path)
+    pool = SimpleNamespace(train=trainer(tmp_path, lambda cell: best_at(cell) if "lr" in cell.options else 0.5))
+    command._train(study(), cells_of(study()), groups, cast("Pool", pool), 2)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == (
+        "Tuned to an edge of its grid: lr 1.0, the largest (A); lr 0.1, the smallest (B). "
+        "Values beyond it in `tune` may be better."
+    )
 
 
 def test_what_decides_must_have_been_measured(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from lightning_fed.lab.common import csv_text
+from lightning_fed.lab.common import column_head, csv_text
+from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
-from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, column_head, study_figure, without_constants
+from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, panels_of, without_constants
 from lightning_fed.lab.studies.published import Figure
 from lightning_fed.lab.studies.results import StudyResults
 from lightning_fed.lab.studies.study import AxisValue, Report, Study
@@ -48,24 +49,24 @@ Left open by the source:
 - rounds: 10
 - batch size: 32.
 
-## test/acc (%), best, mean ± std over 2 seeds
+## test/acc (%) at each run's best round, mean ± std over 2 seeds
 
 | rule | mnist | fmnist | average rank |
 | --- | ---: | ---: | ---: |
 | FedAvg | 80.65 ± 0.92 | 70.65 ± 0.92 | 2.00 |
 | FedAvg, masked | 81.65 ± 0.92\\*\\*\\* | 71.65 ± 0.92\\*\\*\\* | 1.00 |
 
-\\*, \\*\\*, \\*\\*\\*: different from rule FedAvg at the level 0.05, 0.01, 0.001 after Holm.
+\\*, \\*\\*, \\*\\*\\*: p \\< 0.05, 0.01, 0.001 against rule FedAvg (paired t-test, Holm).
 
 ## Difference to rule FedAvg, percentage points
 
-In all rows: rule FedAvg, masked; 95 % interval (t) [+1.00, +1.00]; p""")
-    assert "; p (Holm) \\< 0.001; seeds 2; seen at 80 % power 0.00." in text
+The same in all rows: rule = FedAvg, masked; 95 % interval (t) = [+1.00, +1.00]; p""")
+    assert "; p (Holm) \\< 0.001; seeds = 2; seen at 80 % power = 0.00." in text
     assert "\n| data set | difference |\n| --- | ---: |\n| mnist | +1.00 |\n| fmnist | +1.00 |\n" in text
     assert (
         """## A paper, Table 1, and in brackets our mean minus it
 
-All cells: data set mnist.
+The same in all cells: data set = mnist.
 
 | rule | test/acc (%) |
 | --- | ---: |
@@ -74,7 +75,7 @@ All cells: data set mnist.
         in text
     )
     assert "| FedAvg, masked | 10 ± 0 | 0 of 2 seeds |" in text
-    assert "| rule | data set | by val/acc best | val/acc best | by test/acc best, not to choose by | test/" in text
+    assert "| rule | data set | chosen | val/acc best | best for test/acc | test/acc |" in text
     assert "| FedAvg | mnist | aggregator.lr 1 | 60.00 % | model.optimizer.lr 0.1 | 90.00 % |" in text
     assert text.endswith("\n\nA note.\n")
     assert text == as_markdown(
@@ -94,6 +95,7 @@ def test_latex_has_whole_tables_and_escapes() -> None:
 \begin{table}
 \centering
 \caption{T\_1. *: 5 \%.}
+\label{tab:runs}
 \begin{tabular}{lrr}
 \toprule
 a\_b \& c & 50 \% & \#\{x\}\textasciitilde{}\textasciicircum{} \\
@@ -108,14 +110,52 @@ a\_b \& c & 50 \% & \#\{x\}\textasciitilde{}\textasciicircum{} \\
 
 
 def test_latex_of_a_study_is_balanced(table: StudyTable, blocks: list[Block]) -> None:
-    text = as_latex(heading(STUDY, some_results()), blocks, table.notes)
+    text = as_latex(heading(STUDY, some_results()), blocks, table.notes, "two_rules")
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == len(blocks) == 5
+    labels = [f"tab:two-rules{end}" for end in ("", "-differences", "-published", "-target", "-tuned")]
+    assert re.findall(r"^\\caption{.*}\n\\label{(.*)}$", text, re.MULTILINE) == labels
     plain = re.sub(r"\\[\\{}%&_$#]", "", text)
     assert plain.count("{") == plain.count("}")
     assert plain.count("$") % 2 == 0
     for columns, body in re.findall(r"\\begin{tabular}{(\w+)}\n(.*?)\\end{tabular}", text, re.DOTALL):
         rows = [line for line in body.splitlines() if line.endswith(r"\\")]
         assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(columns)}
+
+
+def test_text_is_on_the_left_and_numbers_are_on_the_right() -> None:
+    lines = [
+        ["rule", "rate", "mean", "interval", "p", "seeds", "verdict", "chosen", "lost"],
+        [
+            "[1] A",
+            "0.1",
+            "80.00 ± 1.00*",
+            "[-1.00, +2.00]",
+            "< 0.001",
+            "3",
+            "undecided",
+            "lr 0.1 (largest)",
+            "diverged",
+        ],
+        ["2 steps", "1e-05", "diverged", "", "0.5", "1,234", "", "lr 1", "–"],
+    ]
+    block = Block("T", lines, 2)
+    assert r"\begin{tabular}{lrrrrrlll}" in as_latex(["T"], [block], [])
+    assert "\n| --- | ---: | ---: | ---: | ---: | ---: | --- | --- | --- |\n" in as_markdown(["T"], [block], [])
+
+
+@pytest.mark.parametrize(
+    ("statistic", "said"),
+    [
+        (["final"], "test/acc (%) at the last round, mean"),
+        (["last 2"], "test/acc (%) over the last 2 rounds, mean"),
+        (["rounds 1-10"], "test/acc (%) over rounds 1 to 10, mean"),
+        (["final", "best"], "test/acc (%), mean"),
+    ],
+)
+def test_the_title_says_the_statistic_in_words(statistic: list[str], said: str) -> None:
+    study = some_study(statistic=statistic)
+    block, *_ = study_blocks(study, some_results(), study_table(study, some_results()))
+    assert block.title.startswith(said)
 
 
 def test_csv_has_the_numbers_as_measured(table: StudyTable) -> None:
@@ -133,11 +173,11 @@ def test_losses_and_single_seeds_have_no_percent_and_no_deviation() -> None:
     results = some_results()
     table = study_table(study, replace(results, runs=tuple(run for run in results.runs if run.seed == 0)))
     main, differences, _ = study_blocks(study, results, table)
-    assert main.title == "val/loss, best, one seed"
+    assert main.title == "val/loss at each run's best round, one seed"
     assert main.lines[1][1:3] == ["0.3333", "0.3333"]
     # What a single seed does not tell has no column.
     assert differences.lines == [["data set", "difference"], ["mnist", "+0"], ["fmnist", "+0"]]
-    assert differences.above == "In all rows: rule FedAvg, masked; seeds 1."
+    assert differences.above == "The same in all rows: rule = FedAvg, masked; seeds = 1."
 
 
 def test_differences_say_which_of_them_are_points() -> None:
@@ -160,7 +200,7 @@ def test_numbers_are_named_in_heads(values: list[str], heads: list[str]) -> None
 
 
 def test_the_picture_has_a_panel_for_each_column_and_is_the_same_each_time(table: StudyTable) -> None:
-    figures = [study_figure(table, "round") for _ in range(2)]
+    figures = [panels_figure(panels_of(table), "round") for _ in range(2)]
     drawn = [io.BytesIO(), io.BytesIO()]
     for figure, file in zip(figures, drawn, strict=True):
         figure.savefig(file, format="png", dpi=50)
@@ -186,7 +226,7 @@ def test_methods_may_be_columns() -> None:
         "2",
         "1",
     ]
-    figure = study_figure(table, "round")
+    figure = panels_figure(panels_of(table), "round")
     assert [axes.get_title() for axes in figure.axes] == ["mnist", "fmnist"]
     assert len(figure.legends[0].get_texts()) == 2
 
@@ -196,7 +236,7 @@ def test_of_many_rows_the_methods_alone_are_lines() -> None:
     axes = {"rate": dict.fromkeys(rates, AxisValue()), "rule": dict.fromkeys(["A", "B"], AxisValue())}
     runs = [study_run(0, {"test/acc": {1: 0.5}}, rate=rate, rule=rule) for rate in rates for rule in "AB"]
     study = Study("T", axes=axes, report=Report(baseline={"rule": "A"}))
-    figure = study_figure(study_table(study, StudyResults("t", "full", tuple(runs))), "round")
+    figure = panels_figure(panels_of(study_table(study, StudyResults("t", "full", tuple(runs)))), "round")
     assert [axes.get_title() for axes in figure.axes] == [f"rate {rate}" for rate in rates]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A (1 seed)", "B (1 seed)"]
 
@@ -209,7 +249,7 @@ def test_runs_that_have_diverged_are_not_drawn() -> None:
 
     def figure(*curves: dict[str, dict[int, float]]) -> Any:
         runs = [study_run(at % 2, curve, rate="01"[at // 2]) for at, curve in enumerate(curves)]
-        return study_figure(study_table(study, StudyResults("t", "full", tuple(runs))), "round")
+        return panels_figure(panels_of(study_table(study, StudyResults("t", "full", tuple(runs)))), "round")
 
     some = figure(good, lost, good, good)
     assert some.axes[0].get_ylim()[1] < 3
@@ -226,13 +266,13 @@ def test_what_all_rows_share_is_said_once_above() -> None:
     block = without_constants(Block("T", lines, 3))
     # Of numbers the first one stays, whatever it is; an empty column is not worth a word.
     assert block.lines == [["rule", "gain", "word"], ["A", "+1", ""], ["B", "+1", "no"]]
-    assert (block.labels, block.above) == (1, "In all rows: data mnist; rate 0.1; seeds 3.")
+    assert (block.labels, block.above) == (1, "The same in all rows: data = mnist; rate = 0.1; seeds = 3.")
     single = without_constants(Block("T", lines[:2], 3))
     assert single.lines == [["data", "rate", "rule", "gain", "seeds"], ["mnist", "0.1", "A", "+1", "3"]]
     assert single.above == ""
     text = as_markdown(["S"], [block], [])
-    assert "## T\n\nIn all rows: data mnist; rate 0.1; seeds 3.\n\n| rule |" in text
-    assert r"\caption{T. In all rows: data mnist; rate 0.1; seeds 3.}" in as_latex(["S"], [block], [])
+    assert "## T\n\nThe same in all rows: data = mnist; rate = 0.1; seeds = 3.\n\n| rule |" in text
+    assert r"\caption{T. The same in all rows: data = mnist; rate = 0.1; seeds = 3.}" in as_latex(["S"], [block], [])
 
 
 def test_every_column_of_the_means_has_a_head() -> None:
@@ -244,7 +284,7 @@ def test_every_column_of_the_means_has_a_head() -> None:
     (main, _) = study_blocks(both, some_results(), study_table(both, replace(some_results(), runs=one)))
     assert main.lines[0] == ["metric", "rule", "best"]
     assert {line[0] for line in main.lines[1:]} == {"test/acc (%)", "val/loss"}
-    assert main.title == "Best, mean ± std over 2 seeds"
+    assert main.title == "At each run's best round, mean ± std over 2 seeds"
 
 
 def test_axes_that_the_runs_agree_in_are_no_columns() -> None:
@@ -252,7 +292,7 @@ def test_axes_that_the_runs_agree_in_are_no_columns() -> None:
     one = tuple(run for run in some_results().runs if run.axes["data set"] == "mnist")
     (main, _) = study_blocks(study, some_results(), study_table(study, replace(some_results(), runs=one)))
     assert main.lines[0] == ["FedAvg", "FedAvg, masked"]
-    assert main.above == "All cells: data set mnist."
+    assert main.above == "The same in all cells: data set = mnist."
 
 
 BEST = {"FedAvg": (0.5, 3.0), "A": (0.7, 2.0), "B": (0.6, 1.0), "C": (math.nan, math.nan)}
