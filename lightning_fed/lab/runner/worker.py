@@ -167,7 +167,7 @@ class _Parsed(FederatedCLI):
         self._set_seed()
         vars(self).pop("config_dump", None)  # of the run before
         self._dump_config()
-        return self.config_dump
+        return dict(self.config_dump)
 
     def instantiate_classes(self) -> None:
         """Builds nothing."""
