@@ -47,13 +47,13 @@ _HOME = {
 
 # The module of each command that is no method of the trainer, and whether it loads Lightning.
 _COMMANDS = {
-    "data": ("cli.data_command", True),
+    "data": ("cli.commands.data", True),
     "report": ("lab.report_command", False),
     "study": ("lab.runner.command", True),
     "dashboard": ("lab.dashboard_command", False),
     "attack": ("lab.attack.command", True),
     "configs": ("cli.configs_command", False),
-    "completion": ("cli.completion_command", True),
+    "completion": ("cli.commands.completion", True),
 }
 
 

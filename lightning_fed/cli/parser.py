@@ -20,6 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_fed.cli.configs_command import with_found_configs
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
+from lightning_fed.cli.help import HelpAction, command_help
 from lightning_fed.cli.messages import explain
 from lightning_fed.cli.other_names import Renames
 from lightning_fed.cli.suggestions import find_class, listing
@@ -137,9 +138,11 @@ class FederatedArgumentParser(LightningArgumentParser):
     Attributes:
         open_files: Configuration files that are being read now, outermost first.
         renames: The other names of the trainer's options.
+        says_all: Whether the help of a command says all; None for other parsers.
     """
 
     renames = Renames()
+    says_all: bool | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes the arguments of Lightning's parser; options cannot be abbreviated."""
@@ -153,6 +156,8 @@ class FederatedArgumentParser(LightningArgumentParser):
     ) -> list[str]:
         """Adds the arguments of a class and returns their names. Lightning's parser would refuse our trainer."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, FederatedTrainer):
+            self.says_all, self._actions[0].nargs, self._actions[0].metavar = False, "?", "[all]"
+            self._actions[0].__class__ = HelpAction
             options: dict[str, Any] = {"fail_untyped": False, "sub_configs": True}
             added: list[str] = self.add_class_arguments(
                 lightning_class, nested_key, instantiate=False, skip=set(GROUPS), **options
@@ -216,6 +221,11 @@ class FederatedArgumentParser(LightningArgumentParser):
             self.error(f'Problems parsing config: {error.reason} in "<byte string>", position {error.start}', error)
         self.open_files.pop()
         return parsed
+
+    def format_help(self, *args: Any) -> str:
+        """Returns the help of a command by task; that of a class, and of the program, as jsonargparse has it."""
+        text: str = super().format_help(*args) if self.says_all is None else command_help(self, self.says_all)
+        return text
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
         """Writes a configuration without checking it again, which would take five times as long."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +171,7 @@ class TrainState:
         num_personal: p, a plain number: asking a tensor for its length costs more, several times per client.
         trained: The module's parameters, each with whether it required a gradient when the round began.
         known: Names of the parameters and persistent buffers that the module had when ``fit`` began.
+        client_names: Returns what clients are called, None where they have only numbers.
         held_out: Sources of what the data hold out of each client, if it is read during ``fit``.
     """
 
@@ -202,6 +203,7 @@ class TrainState:
     engine_choice: dict[str, Any] | None = None
     memory_format: Literal["preserve", "channels_last"] = "preserve"
     length: int | None = None  # the run's rounds, if something computes with them
+    client_names: Callable[[], Sequence[str] | None] = lambda: None
     untrained: list[slice] = field(init=False)
     received: Tensor = field(init=False)
     initial: Tensor = field(init=False)
@@ -214,6 +216,11 @@ class TrainState:
         self.known, self.received = names_kept(self.module), self.weights
         self.initial, self.num_personal = self.vector.personal.clone(), self.vector.personal.numel()
         self.start_round()
+
+    def called(self, client: int) -> str:
+        """Returns a client's number for a message, with its name if it has one."""
+        names = self.client_names()
+        return str(client) if names is None else f"{client} ({names[client]})"
 
     def start_round(self) -> None:
         """Notes how every client of the round finds optimizer and data; callbacks may have changed both."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,9 +14,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, StackDataset, Subset
 
 from lightning_fed.core.user_code import describe
+from lightning_fed.data.adapters.containers import ClientDatasets
 from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
-from lightning_fed.data.holdout import CENTRAL, Division, DivisionOptions, HeldOut, divide, own_samples, unseen_users
+from lightning_fed.data.holdout import (
+    CENTRAL,
+    Division,
+    DivisionOptions,
+    HeldOut,
+    client_names,
+    divide,
+    own_samples,
+    unseen_users,
+)
 from lightning_fed.data.inspection import AnyDataset, find_conversion, find_targets, find_tensors, first_input, length
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.partitioners import Partitioner
@@ -92,6 +102,13 @@ class ClientData:
             return labels
         targets = torch.from_numpy(np.asarray(labels, dtype=np.int64))
         return self.skew.labels(targets, self.skew.draws("train", len(labels))).numpy()
+
+    @cached_property
+    def names(self) -> tuple[str, ...] | None:
+        """What the training clients are called; None where they have only their numbers."""
+        train, called = self.loaded.datasets.train, self.loaded.datasets.user_names
+        called = train.client_names if isinstance(train, ClientDatasets) else called
+        return client_names(self.loaded.users, called, self.division)
 
     def identity(self, skew: FeatureSkew | None) -> list[str]:
         """Describes the targets, and the skew by all that its schemes depend on apart from the data."""

@@ -106,21 +106,18 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         )  # fmt: skip
         expect_count("--data.eval_batch_size", eval_batch_size)
         self.partitioner = IID() if partitioner is None else partitioner
-        self._may_come_split = partitioner is None
         self.num_clients, self.eval_batch_size = num_clients, eval_batch_size
         self.batch_size, self.num_workers = batch_size, num_workers
-        self.collate_fn, self.drop_last = collate_fn, drop_last
+        self.collate_fn, self.drop_last, self._may_come_split = collate_fn, drop_last, partitioner is None
         self.held_out = DivisionOptions(val_fraction, val_split, unseen_clients, client_test_fraction)
         self.val_fraction, self.split_seed = val_fraction, split_seed
         for name, least in (("num_clients", 1), ("batch_size", 1), ("num_workers", 0), ("split_seed", 0)):
-            if (count := getattr(self, name)) is not None:
-                expect_count(f"--data.{name}", count, least)
-        self.in_memory, self.augmentation, self.skew = in_memory, augmentation, skew
+            expect_count(f"--data.{name}", getattr(self, name), least, optional=True)
+        self.in_memory, self.augmentation, self.skew, self.source = in_memory, augmentation, skew, source
         self._given = (train_dataset, val_dataset, test_dataset, predict_dataset, targets, users)
         self._loaded: LoadedData | None = None
         self._clients: ClientData | None = None
-        self._source_loading = Loading()
-        self.source, self.targets_are_labels = source, class_labels
+        self._source_loading, self.targets_are_labels = Loading(), class_labels
         self._source = None if source is None else SourceModule(source, self._context, class_labels is not False)
         if self._source is None:  # otherwise None means the source's own value
             self.batch_size, self.num_workers = batch_size or Loading.batch_size, num_workers or 0
@@ -287,6 +284,11 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         return self._client_data().division
 
     @property
+    def client_names(self) -> tuple[str, ...] | None:
+        """Names of the clients that train: keys of their data sets, or users; None where they have only numbers."""
+        return self._client_data().names
+
+    @property
     def split(self) -> Split:
         """Which training samples each client trains on."""
         return self.division.split
@@ -334,15 +336,12 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         values = values if self.skew is None else self.skew.per_channel(values)
         return None if values is None else tuple(values)
 
-    def _seed(self) -> int:
-        seed = getattr(self.trainer, "seed", None) if self.split_seed is None else self.split_seed
-        return run_seed() if seed is None else int(seed)  # Lightning's own Trainer has none
-
     def _context(self) -> tuple[Any, int]:
-        return self.trainer, self._seed()
+        seed = getattr(self.trainer, "seed", None) if self.split_seed is None else self.split_seed
+        return self.trainer, run_seed() if seed is None else int(seed)  # Lightning's own Trainer has none
 
     def _client_data(self) -> ClientData:
-        loaded, seed = self._load(), self._seed()
+        loaded, (_, seed) = self._load(), self._context()
         if self._clients is None or self._clients.division.seed != seed:
             partitioner, num_clients, train = self.partitioner, self.num_clients, loaded.datasets.train
             if self._may_come_split and isinstance(train, ClientDatasets):

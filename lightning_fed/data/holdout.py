@@ -1,6 +1,7 @@
 """How data are divided: what each client trains on, what is held out to evaluate, and whose test samples are."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,7 +15,8 @@ from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError, expect_choice, expect_number, is_count, is_number
 
 __all__ = [
-    "CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "divide", "unseen_users", "own_samples",
+    "CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "client_names", "divide", "unseen_users",
+    "own_samples",
 ]  # fmt: skip
 
 ValSplit: TypeAlias = Literal["central", "per_client"]
@@ -254,16 +256,32 @@ def own_samples(dataset: Any, given: Any, users: npt.NDArray[Any] | None, divisi
 
     ``given`` are the users of the set, found in it if None; ``users`` belong to the training set.
     """
-    own, split = _users_of(dataset, given, users), division.split
-    if own is None or users is None or len(names := np.unique(users)) != division.num_owners:
+    own, names = _users_of(dataset, given, users), _clients_users(users, division)
+    if own is None or names is None:
         return None
-    names = names[division.numbers]
     place = np.minimum(np.searchsorted(names, own), len(names) - 1)
     rows = np.flatnonzero(names[place] == own)
-    if not len(rows) or (users[split.index] != names[split.owners]).any():
+    if not len(rows):
         return None
     rows = rows[np.argsort(place[rows], kind="stable")]
     return Split(rows, np.searchsorted(place[rows], np.arange(len(names) + 1)))
+
+
+def client_names(
+    users: npt.NDArray[Any] | None, called: Sequence[str] | None, division: Division
+) -> tuple[str, ...] | None:
+    """Returns what each training client is called: its user, or ``called`` of that number; None for its own number."""
+    own = _clients_users(users, division)
+    names = () if own is None else tuple(str(user) if called is None else called[user] for user in own)
+    return None if names == tuple(map(str, range(len(names)))) else names
+
+
+def _clients_users(users: npt.NDArray[Any] | None, division: Division) -> npt.NDArray[Any] | None:
+    """Returns the user of each training client, ascending; None unless each client is one user."""
+    if users is None or len(names := np.unique(users)) != division.num_owners:
+        return None
+    names, split = names[division.numbers], division.split
+    return None if (users[split.index] != names[split.owners]).any() else names
 
 
 def _users_of(dataset: Any, given: Any, users: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:

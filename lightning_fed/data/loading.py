@@ -48,6 +48,7 @@ class Datasets:
             to look in ``train``.
         test_users: The user of each sample of ``test``, if that is one set; None to look in ``test``. With
             ``unseen_clients``, the samples of users that do not train move to the test set ``unseen``.
+        user_names: What users that are numbers from 0 are called, in the order of these; None for their numbers.
         class_labels: Whether integer targets of at least 0 are class labels, not counts; None for what is likely.
     """
 
@@ -61,6 +62,7 @@ class Datasets:
     std: Sequence[float] | None = None
     users: Any = None
     test_users: Any = None
+    user_names: Sequence[str] | None = None
     class_labels: bool | None = None
 
     def readable(self, class_labels: bool | None = None) -> "Datasets":

@@ -189,10 +189,10 @@ class Engine:
     def _note_place(self, error: Exception) -> None:
         """Adds a note to an exception in local training: which client it was, and where in the run."""
         state = self.state
-        ids = [c.id for c in self.parts.at_work] if state.client is None else [state.client.id]
+        ids = [state.called(c.id) for c in (self.parts.at_work if state.client is None else [state.client])]
         if not ids:
             return
-        who = f"client {ids[0]}" if len(ids) == 1 else f"one of clients {', '.join(map(str, ids))}"
+        who = f"client {ids[0]}" if len(ids) == 1 else f"one of clients {', '.join(ids)}"
         if is_device_fault(error):
             who += " or of one before it, as a device reports its faults late"
         rank = f", process {self.processes.rank}" if self.processes.size > 1 else ""

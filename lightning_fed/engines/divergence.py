@@ -116,18 +116,21 @@ class DivergenceWatch:
     def _judge(self, *new: int) -> None:
         if len(self.clients) > self._allowed:
             one = self.clients[self._allowed]
+            name = self.state.called(one)
             if one in self.failed:
                 raise FederatedError(
-                    f"Expected at most {self._allowed} clients of a round to fail, but client {one} failed too in "
+                    f"Expected at most {self._allowed} clients of a round to fail, but client {name} failed too in "
                     f"round {self.state.round} ({self.failed[one]}): correct the module or the client's data, or raise "
                     "`--trainer.tolerance.max_diverged`."
                 )
             raise Diverged(
-                f"Expected finite losses and updates, but client {one} diverged in round {self.state.round}: lower the "
-                "learning rate in the model's optimizer, set `--trainer.gradient_clip_val`, check its data, or let "
+                f"Expected finite losses and updates, but client {name} diverged in round {self.state.round}: lower "
+                "the learning rate in the model's optimizer, set `--trainer.gradient_clip_val`, check its data, or let "
                 "`--trainer.tolerance.max_diverged` leave out such clients."
             )
         for client in new:
             failed = f" ({self.failed[client]})" if client in self.failed else ""
             what = "failed" if failed else "diverged"
-            rank_zero_warn(f"Client {client} {what} in round {self.state.round} and is left out of it{failed}.")
+            rank_zero_warn(
+                f"Client {self.state.called(client)} {what} in round {self.state.round} and is left out of it{failed}."
+            )

@@ -89,7 +89,7 @@ def html(shown: Any) -> str:
 
 def _data(data: FederatedDataModule) -> Iterator[str]:
     name, divided = type(data.source or data).__name__, data._clients
-    if divided is None or divided.division.seed != data._seed():
+    if divided is None or divided.division.seed != data._context()[1]:
         yield f"<p><b>{name}</b>: call <code>setup()</code> to load the data and to see how they are split.</p>"
         return
     lines = [[fact, text] for fact, text in facts(data).items() if fact not in _NO_PLACE]

@@ -284,5 +284,6 @@ class RoundWandbLogger(WandbLogger):
         if clients.is_file():
             with clients.open(newline="") as file:
                 head, *rows = csv.reader(file)
-            cells = [[float(cell) if cell else None for cell in row] for row in rows]
+            named = head.index("name") if "name" in head else None
+            cells = [[c if n == named else float(c) if c else None for n, c in enumerate(row)] for row in rows]
             run.log({"clients": wandb.Table(list(head), cells)})

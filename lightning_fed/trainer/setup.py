@@ -280,4 +280,5 @@ def _make_state(trainer: LightningNames, run: RunFolder | None) -> TrainState:
         cohort_size=trainer.cohort_size,
         seed=trainer.seed,
         origin=weights,
+        client_names=lambda: getattr(trainer.datamodule, "client_names", None),
     )

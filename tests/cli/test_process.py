@@ -53,7 +53,7 @@ def test_a_mistake_ends_with_its_sentence(tmp_path):
         (
             "import lightning.pytorch, sys; before = set(sys.modules); import lightning_fed.cli.federated_cli; "
             "[sys.modules.pop(name) for name in before]",
-            ["matplotlib.pyplot", "sklearn", "wandb", "torchvision"],
+            ["matplotlib.pyplot", "sklearn", "wandb", "torchvision", "scipy", "pandas"],
         ),
         (
             "from lightning_fed.cli import main; "

@@ -95,7 +95,7 @@ def test_the_summary_has_best_values_means_of_the_last_rounds_and_the_table_of_c
 
     class Tabulates(FederatedCallback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            (trainer.run.path / "clients.csv").write_text("round,client,loss\n3,0,0.5\n3,1,\n")
+            (trainer.run.path / "clients.csv").write_text("round,client,name,loss\n3,0,7,0.5\n3,1,b,\n")
 
     experiment = Experiment()
     monkeypatch.setattr(WandbLogger, "experiment", experiment)
@@ -107,7 +107,9 @@ def test_the_summary_has_best_values_means_of_the_last_rounds_and_the_table_of_c
     assert found == pytest.approx({  # nobody knows which odd value is the best
         "val/acc.best": 0.9, "val/acc.last10": 0.7, "val/rmse.best": 1.0, "val/rmse.last10": 2.0, "val/odd.last10": 2.0
     })  # fmt: skip
-    assert {"clients": (["round", "client", "loss"], [[3.0, 0.0, 0.5], [3.0, 1.0, None]])} in experiment.rows
+    assert {
+        "clients": (["round", "client", "name", "loss"], [[3.0, 0.0, "7", 0.5], [3.0, 1.0, "b", None]])
+    } in experiment.rows
 
 
 @pytest.mark.parametrize("step", [None, 0, 10**9])

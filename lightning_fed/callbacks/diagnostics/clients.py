@@ -250,11 +250,13 @@ class ClientEvaluation(FederatedCallback):
             return
         found = [(model, name) for model in self.models for name in _names(measured.get(model, {}))]
         heads = [name if self.models == ("global",) else f"{model}/{name}" for model, name in found]
-        rows: list[list[Any]] = [["round", "client", "samples", "classes", *heads]]
+        called = getattr(trainer.datamodule, "client_names", None)
+        rows: list[list[Any]] = [["round", "client", *(["name"] if called else []), "samples", "classes", *heads]]
         for client in sorted({client for values in measured.values() for client in values}):
             classes = "" if self._classes is None else int(self._classes[client])
             cells = [measured[model].get(client, {}).get(name, "") for model, name in found]
-            rows.append([trainer.round, client, int(self._source.sizes[client]), classes, *cells])
+            name = [called[client]] if called else []
+            rows.append([trainer.round, client, *name, int(self._source.sizes[client]), classes, *cells])
         try:
             write_atomically(trainer.run.path / "clients.csv", csv_text(rows).encode())
         except WriteError as error:

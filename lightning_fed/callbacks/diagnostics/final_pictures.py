@@ -132,6 +132,8 @@ def _client_values(trainer: Any) -> dict[str, list[float]]:
         return {}
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    metrics = [name for name in rows[0] if name not in ("round", "client", "samples", "classes")] if rows else []
+    metrics = (
+        [name for name in rows[0] if name not in ("round", "client", "name", "samples", "classes")] if rows else []
+    )
     values = {name: [float(row[name]) for row in rows if row[name]] for name in metrics}
     return {name: finite for name, each in values.items() if (finite := [v for v in each if isfinite(v)])}

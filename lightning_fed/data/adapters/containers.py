@@ -32,6 +32,7 @@ class ClientDatasets(Dataset[Any]):
 
     Attributes:
         users: The client of each sample, shape (samples,), int64.
+        client_names: The keys of a dict; None without.
         targets: One target per sample, None if a data set does not tell.
         tensors: The samples of all clients, None unless all hold tensors.
         class_lists: The different lists of classes, see ``find_class_lists``.
@@ -42,6 +43,7 @@ class ClientDatasets(Dataset[Any]):
     def __init__(self, datasets: Any, num_clients: int | None = None) -> None:
         self._make: Callable[[int], Any] | None = datasets
         self._parts: list[Any] = []
+        self.client_names = list(map(str, datasets)) if isinstance(datasets, Mapping) else None
         if isinstance(datasets, (Mapping, Sequence)):
             self._parts = list(datasets.values() if isinstance(datasets, Mapping) else datasets)
             self._make, num_clients = None, len(self._parts)
@@ -51,10 +53,11 @@ class ClientDatasets(Dataset[Any]):
         lists: dict[Any, tuple[str, dict[str, str]]] = {}
         for client in range(num_clients):
             part = self._part(client)
-            sizes.append(_size(part, client))
+            name = client if self.client_names is None else self.client_names[client]
+            sizes.append(_size(part, name))
             targets.append(None if isinstance(part, IterableDataset) else find_targets(part))
             for where, classes in find_class_lists(part):
-                lists.setdefault(tuple(classes.items()), (where or f"client {client}", classes))
+                lists.setdefault(tuple(classes.items()), (where or f"client {name}", classes))
         self._sizes, self._ends = sizes, np.cumsum(sizes)
         self.users = np.repeat(np.arange(num_clients), sizes)
         known = [part for part in targets if part is not None]
@@ -113,7 +116,7 @@ def are_datasets(values: Any) -> bool:
     )
 
 
-def _size(dataset: Any, client: int) -> int:
+def _size(dataset: Any, client: int | str) -> int:
     if not hasattr(type(dataset), "__getitem__"):
         raise FederatedError(f"Expected the data set of client {client} to be a data set, got {name_kind(dataset)}.")
     size = len(dataset) if hasattr(dataset, "__len__") else None

@@ -60,14 +60,14 @@ def read_loader(loader: Any, owner: str) -> tuple[AnyDataset, Loading]:
 
 def _read_clients(loaders: Any, owner: str) -> tuple[AnyDataset, Loading]:
     """Reads the loaders or data sets of clients."""
-    parts, loadings = [], []
-    for client, loader in enumerate(loaders.values() if isinstance(loaders, Mapping) else loaders):
+    parts, loadings = {}, []
+    for client, loader in loaders.items() if isinstance(loaders, Mapping) else enumerate(loaders):
         part, loading = loader, Loading()
         if isinstance(loader, DataLoader):
             loading, sampler = _loading(loader, f"client {client} of {owner}")
             stream = isinstance(loader.dataset, IterableDataset)
             part = loader.dataset if stream else _sampled(loader.dataset, sampler, owner)
-        parts.append(part)
+        parts[client] = part
         loadings.append(loading)
     sizes = sorted({loading.batch_size for loading in loadings})
     if len(sizes) > 1:
@@ -75,7 +75,7 @@ def _read_clients(loaders: Any, owner: str) -> tuple[AnyDataset, Loading]:
             f"Expected the loaders of {owner}'s clients to have one batch size, got {', '.join(map(str, sizes))}: give "
             "them the same, or their data sets and a `--data.batch_size`."
         )
-    return ClientDatasets(parts), loadings[0]
+    return ClientDatasets(parts if isinstance(loaders, Mapping) else [*parts.values()]), loadings[0]
 
 
 def _loading(loader: DataLoader[Any], owner: str) -> tuple[Loading, Any]:

@@ -151,16 +151,16 @@ class SpuriousMNIST(MNIST):
 
     def load_datasets(self) -> Datasets:
         (images, labels), (test_images, test_labels) = (self.read(train) for train in (True, False))
-        rows = numpy_generator_for(self._seed(), Purpose.SKEW, _ROWS).permutation(len(images))
+        rows = numpy_generator_for(self._context()[1], Purpose.SKEW, _ROWS).permutation(len(images))
         chosen = torch.from_numpy(rows[: self.count * self.samples_per_client])
         images, labels = images[chosen], labels[chosen]
         users = np.arange(len(images)) % self.count
         groups = torch.from_numpy(users) // (self.shared or 1)
-        draw = numpy_generator_for(self._seed(), Purpose.SKEW, _TRAIN)
+        draw = numpy_generator_for(self._context()[1], Purpose.SKEW, _TRAIN)
         inputs = self._inputs(images, labels, groups, draw)
         few = torch.from_numpy(users < round(self.flipped * self.count))
         given = torch.where(few, _CLASSES - 1 - labels, labels)
-        draw = numpy_generator_for(self._seed(), Purpose.SKEW, _SHUFFLED)
+        draw = numpy_generator_for(self._context()[1], Purpose.SKEW, _SHUFFLED)
         for client in range(round(self.shuffled * self.count)):
             own = np.flatnonzero(users == client)
             given[own] = given[draw.permutation(own)]
@@ -168,7 +168,7 @@ class SpuriousMNIST(MNIST):
         return Datasets(train, test=self._tests(test_images, test_labels), class_names=self.names(), users=users)
 
     def _tests(self, images: Tensor, labels: Tensor) -> AnyDataset | dict[str, AnyDataset]:
-        draw = numpy_generator_for(self._seed(), Purpose.SKEW, _TEST)
+        draw = numpy_generator_for(self._context()[1], Purpose.SKEW, _TEST)
         if self.shared is None:
             return TensorDataset(self._inputs(images, None, None, draw), labels)
         groups = torch.from_numpy(draw.integers(0, self._blocks, len(images)))

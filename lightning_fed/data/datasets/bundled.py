@@ -203,7 +203,7 @@ class UserDataModule(BundledDataModule, ABC):
             rows, places, others = known_and_unseen(test.names, train.names, chosen.names)
             known = test.of(rows)
             tests = self.test_sets(make(known), make(test.of(others)), places[known.users])
-        return Datasets(make(chosen), **tests, users=chosen.users, **facts)
+        return Datasets(make(chosen), **tests, users=chosen.users, user_names=chosen.names, **facts)
 
     def draw(self, available: int) -> npt.NDArray[np.int64]:
         """Returns which of the users take part, ascending indices in [0, available)."""

@@ -126,7 +126,7 @@ def _find(words: list[str]) -> tuple[Path, Path | None]:
     finder.add_argument("--ckpt_path", nargs="?", type=Path)
     given: Path | None = finder.parse_known_args(words)[0].ckpt_path
     if given is None:
-        if {"-h", "--help"}.intersection(words):
+        if {"-h", "--help", "--help=all"}.intersection(words):
             return Path(), None
         raise FederatedError("Expected the folder of a run, or a checkpoint, as `--ckpt_path`, got none.")
     checkpoint = given / "checkpoints" / "last.ckpt" if given.is_dir() else given

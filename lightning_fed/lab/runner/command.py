@@ -22,13 +22,12 @@ from lightning_fed.lab.report.load import read_metrics
 from lightning_fed.lab.report.summary import counted
 from lightning_fed.lab.runner.file import help_on_keys, load_study
 from lightning_fed.lab.runner.pool import Outcome, Pool
-from lightning_fed.lab.runner.record import LOG, Guard, done_run
+from lightning_fed.lab.runner.record import LOG, Guard, done_run, rounds_trained
 from lightning_fed.lab.runner.slurm import TASK_LOGS, Task, make_executor, train_in_tasks
 from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, tuned_together, with_choices
 from lightning_fed.lab.studies.cells import Cell, cells_of, chosen_by
 from lightning_fed.lab.studies.grid import at_edge
 from lightning_fed.lab.studies.study import Study
-from lightning_fed.runs.folder import read_rows
 from lightning_fed.runs.statistics import mean_of
 
 if TYPE_CHECKING:
@@ -224,7 +223,7 @@ def _time_needed(root: Path, cells: Sequence[Cell], missing: Sequence[Cell], job
     """
     if not missing:
         return "Nothing is missing."
-    pairs = [(rounds_of(cell), _trained(root / cell.folder)) for cell in missing]
+    pairs = [(rounds_of(cell), rounds_trained(root / cell.folder)) for cell in missing]
     # A newest run with all rounds that is not done belongs to other options, so all rounds are still needed.
     rounds = sum(most - trained if trained < most else most for most, trained in pairs)
     each = _seconds(root, cells)
@@ -257,12 +256,6 @@ def _seconds(root: Path, cells: Sequence[Cell]) -> list[float]:
     columns = (read_metrics(run.metrics).get("time/round", {}) for run in found if run is not None)
     means = (mean_of([*column.values()]) for column in columns if column)
     return [each for each in means if 0 <= each < _LONGEST]
-
-
-def _trained(folder: Path) -> int:
-    """Returns how many rounds the newest run in a folder has trained."""
-    tables = sorted(folder.glob("version_*/metrics.csv"), key=lambda path: path.stat().st_mtime)
-    return max((int(row["round"]) for row in read_rows(tables[-1])), default=0) if tables else 0
 
 
 def rounds_of(cell: Cell) -> int:

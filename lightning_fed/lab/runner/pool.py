@@ -15,19 +15,21 @@ from multiprocessing import get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.runner.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run
+from lightning_fed.lab.runner.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run, rounds_trained
 from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.lock import RunLock
 
-__all__ = ["Outcome", "Pool"]
+__all__ = ["Outcome", "Pool", "seconds_left"]
 
 _LOOK_S = 1.0
+_EARLY = "ended early, as other trials are better"
 _WORKER = "lightning_fed.lab.runner.worker"
 
 
@@ -48,7 +50,7 @@ class Pool:
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([_WORKER])
         self._running: dict[BaseProcess, tuple[Cell, float]] = {}
-        self._outcome = Outcome()
+        self._outcome, self._before, self._took = Outcome(), 0, list[float]()
         self._ended: Callable[[Cell, bool], object] = lambda cell, early: None
 
     def mistake(self, cells: Sequence[Cell]) -> str:
@@ -64,15 +66,17 @@ class Pool:
 
         After each run it calls ``ended`` with the run and whether it was ended early.
         """
-        self._outcome, self._ended = Outcome(), ended
+        self._outcome, self._ended, self._took = Outcome(), ended, []
         open_runs = [cell for cell in cells if done_run(self._root, cell) is None]
+        self._before = len(cells) - len(open_runs)
         waiting, held = deque(open_runs), list[Cell]()
-        bar = tqdm(total=len(cells), initial=len(cells) - len(open_runs), desc="Runs", unit="run",
+        bar = tqdm(total=len(cells), initial=self._before, desc="Runs", unit="run",
                    disable=not sys.stderr.isatty())  # fmt: skip
         with self._signals(), bar:
             while self._running or ((waiting or held) and self._outcome.signum is None):
                 self._start(waiting)
-                bar.set_postfix(running=len(self._running), elsewhere=len(held), failed=len(self._outcome.failed))
+                if not bar.disable:
+                    bar.set_postfix_str(self._at(len(held)))
                 wait([process.sentinel for process in self._running], _LOOK_S)
                 for process in [process for process in self._running if not process.is_alive()]:
                     self._end(process, held, bar)
@@ -90,25 +94,34 @@ class Pool:
         if self._outcome.signum is not None:  # a signal came while a process started
             self._terminate()
 
+    def _at(self, elsewhere: int) -> str:
+        """Says at which rounds the running runs are, and how many run elsewhere or have failed."""
+        rounds = [str(rounds_trained(self._root / cell.folder)) for cell, _ in self._running.values()]
+        return f"at round {' '.join(rounds) or '-'}, elsewhere={elsewhere}, failed={len(self._outcome.failed)}"
+
     def _end(self, process: BaseProcess, held: list[Cell], bar: Any) -> None:
         """Prints how a run ended."""
         cell, started = self._running.pop(process)
         process.join()
-        if process.exitcode == HELD:
+        took, code = time.monotonic() - started, process.exitcode
+        ends = {0: f"done in {took:.0f} s", DIVERGED: f"diverged after {took:.0f} s", PRUNED: _EARLY}
+        if code == HELD:
             held.append(cell)
-            return
-        if process.exitcode in (0, DIVERGED):
+        elif code in ends:
             bar.update()
-            how = "diverged after" if process.exitcode else "done in"
-            self._say(f"{cell.label}: {how} {time.monotonic() - started:.0f} s")
-            self._ended(cell, False)
-        elif process.exitcode == PRUNED:
-            bar.update()
-            self._say(f"{cell.label}: ended early, as other trials are better")
-            self._ended(cell, True)
+            self._took.append(took)
+            self._tell(cell, ends[code], bar.total)
+            self._ended(cell, code == PRUNED)
         elif self._outcome.signum is None:
             self._outcome.failed.append(cell)
-            self._say(f"{cell.label}: failed, see {self._root / cell.folder / LOG}")
+            self._tell(cell, f"failed, see {self._root / cell.folder / LOG}", bar.total)
+
+    def _tell(self, cell: Cell, how: str, total: int) -> None:
+        ended, now = self._before + len(self._took) + len(self._outcome.failed), time.monotonic()
+        left = seconds_left(self._took, [now - began for _, began in self._running.values()], total - ended, self._jobs)
+        about = f", about {tqdm.format_interval(left)} left" if left else ""
+        self._say(f"{cell.label}: {how} ({ended} of {total}{about})")
+        sys.stdout.flush()  # a log file is read while the other runs train
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -129,6 +142,19 @@ class Pool:
     def _terminate(self) -> None:
         for process in list(self._running):
             process.terminate()
+
+
+def seconds_left(took: Sequence[float], running: Sequence[float], missing: int, jobs: int) -> float:
+    """Returns about how long runs still take, by the mean time of those that ended; 0 if none did.
+
+    Args:
+        took: Seconds that each of these took.
+        running: Seconds that each running one has taken.
+        missing: Number of runs that have not ended, these included.
+        jobs: Number of runs at a time.
+    """
+    each = fmean(took) if took else 0.0
+    return (each * missing - sum(min(each, spent) for spent in running)) / max(1, min(jobs, missing))
 
 
 def _is_free(folder: Path) -> bool:

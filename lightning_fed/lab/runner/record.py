@@ -20,10 +20,11 @@ from lightning_fed.core.files import write_atomically
 from lightning_fed.lab.attack.options import COLUMNS, TABLE, attack_columns
 from lightning_fed.lab.report.load import MeasuredRun, read_metrics
 from lightning_fed.lab.studies.cells import Cell
-from lightning_fed.runs.folder import RunFolder, open_run, sealed, unsealed
+from lightning_fed.runs.folder import RunFolder, open_run, read_rows, sealed, unsealed
 
 __all__ = [
-    "DIVERGED", "HELD", "LOG", "PRUNED", "RECORD", "Guard", "done_run", "hash_of", "measured_run", "write_record",
+    "DIVERGED", "HELD", "LOG", "PRUNED", "RECORD", "Guard", "done_run", "hash_of", "measured_run", "rounds_trained",
+    "write_record",
 ]  # fmt: skip
 
 Guard = Callable[[], None]
@@ -93,6 +94,12 @@ def write_record(root: Path, cell: Cell, run: RunFolder, diverged: bool = False,
     trained = hash_of(replace(cell, attack=None))
     record = _Record(hash_of(cell), run.path.name, run.fingerprint, diverged, rounds, trained)
     write_atomically(root / cell.folder / RECORD, sealed(asdict(record)), "--output")
+
+
+def rounds_trained(folder: Path) -> int:
+    """Returns how many rounds the newest run in a folder has trained."""
+    tables = sorted(folder.glob("version_*/metrics.csv"), key=lambda path: path.stat().st_mtime)
+    return max((int(row["round"]) for row in read_rows(tables[-1])), default=0) if tables else 0
 
 
 def _record(root: Path, cell: Cell) -> _Record | None:

@@ -64,7 +64,7 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
 def _train(root: Path, cell: Cell) -> None:
     pruning = None if cell.watch is None else Pruning(cell.watch)
     place = (f"--trainer.default_root_dir={root}", f"--trainer.name={cell.folder}")
-    words = [*cell.words, *place, "--trainer.enable_progress_bar=false", "--ckpt_path=last"]
+    words = [*cell.words, *place, "--ckpt_path=last"]
     sys.argv[1:], sys.modules["__main__"].__spec__ = words, find_spec("lightning_fed")  # for its other processes
     watched = _Watched(words, pruning)
     run = watched.trainer.run
@@ -159,13 +159,21 @@ class _Watched(FederatedCLI):
 
 
 class _Parsed(FederatedCLI):
-    """Only parses the arguments of a run."""
+    """Only parses the arguments of runs, all by one parser, which takes longer to make than to use."""
+
+    def parse(self, words: Sequence[str]) -> dict[str, Any]:
+        """Returns the configuration of a run."""
+        self.parse_arguments(self.parser, list(words))
+        self._set_seed()
+        vars(self).pop("config_dump", None)  # of the run before
+        self._dump_config()
+        return dict(self.config_dump)
 
     def instantiate_classes(self) -> None:
         """Builds nothing."""
 
     def after_instantiate_classes(self) -> None:
-        self._dump_config()
+        """Does nothing, as there is no trainer."""
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Runs nothing."""
@@ -181,9 +189,9 @@ def mistake_in(cells: Sequence[Cell], guard: Guard) -> str:
     try:
         with mistakes_in_one_sentence():
             guard()
-            seen: dict[str, Cell] = {}
+            seen, reader = dict[str, Cell](), _Parsed(list(cells[0].words))
             for cell in cells:
-                config = json.dumps(_Parsed(list(cell.words)).config_dump, default=str, sort_keys=True)
+                config = json.dumps(reader.parse(cell.words), default=str, sort_keys=True)
                 _expect_same_axes(seen.setdefault(config, cell), cell)
     except SystemExit:
         return (said.getvalue().strip().splitlines() or ["The process has ended."])[-1]

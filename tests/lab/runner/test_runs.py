@@ -132,6 +132,8 @@ def test_a_run_that_fails_loses_nothing_else(tmp_path: Path) -> None:
     (log, _) = sorted((tmp_path / "runs").glob("t/rule=FedAvg/*/log.txt"))
     assert str(log.relative_to(tmp_path)) in said
     assert "Expected `--trainer.clients_per_round`" in log.read_text()
+    (log, _) = sorted((tmp_path / "runs").glob("t/rule=GMA/*/log.txt"))
+    assert "\nRound 1 of 1, " in log.read_text()
     assert "2 runs are missing, 2 rounds: about 0:00:0" in run(tmp_path, "--dry_run")
     said = run(tmp_path, "--dry_run", output="none")
     assert re.search("unknown, as the first run failed: .*Expected `--trainer.clients_per_round`", said), said
@@ -153,7 +155,9 @@ def test_one_bar_in_a_terminal_counts_the_runs_of_all_processes(tmp_path: Path) 
     bars = [(int(n), int(failed)) for n, failed in re.findall(r"(\d)/4 \[[^]]*failed=(\d)", shown.result())]
     assert bars[-1] == (2, 2)
     assert bars == sorted(bars)
-    assert "running=2" in shown.result()
+    assert re.search(r"at round \d+ \d+, ", shown.result())
+    assert [int(n) for n in re.findall(r"\((\d) of 4", said)] == [1, 2, 3, 4]
+    assert len(re.findall(r"\d of 4, about \d\d:\d\d left\)", said)) in (1, 2, 3)  # none before a run is done
     assert "%" not in said
 
 

@@ -1,0 +1,1 @@
+"""Commands that take the options of ``fit``, or list them."""
