@@ -142,8 +142,8 @@ def _expect_mean_under_noise(callbacks: list[Callback], aggregator: Aggregator) 
     if noisy and aggregator.all_needs & ~Need.MEAN:
         raise FederatedError(
             f"Expected {noisy[0]} with a rule that reads only the mean update, got {aggregator.label}, which "
-            "reads votes or single updates that noise would spoil or not reach: leave out `--aggregator.mask`, or "
-            "change `--aggregator`."
+            "reads votes or single updates that noise would spoil or not reach: leave out `--aggregator.mask` or "
+            "use NoiseFloorMask, or change `--aggregator`."
         )
     for callback in callbacks if noisy else ():
         entered = getattr(type(callback), "on_client_entered", FederatedCallback.on_client_entered)

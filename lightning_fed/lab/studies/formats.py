@@ -9,7 +9,8 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from lightning_fed.lab.common import aligned, import_extra, one_line
+from lightning_fed.errors import import_extra
+from lightning_fed.lab.common import aligned, one_line
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.lab.report.page import MOST_LINES, details_of_runs, html_table, section, whole_page
 from lightning_fed.lab.report.plots import AXES, curves_html, panels_figure
