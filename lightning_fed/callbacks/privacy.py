@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fed.callbacks.payload import Payload, clip_to
@@ -115,9 +115,15 @@ class CentralDP(_Accounted):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            self.of_count, self.of_mean = self.count_noise or trainer.cohort_size / 20, self.z
-        if stage == "fit" and self.quantile is not None:
+        if stage != "fit":
+            return
+        if self.delta * (clients := len(trainer.client_sizes)) >= 1:
+            rank_zero_warn(
+                f"`delta` of CentralDP is {self.delta:g} for {clients} clients: publishing the data of one of them would "
+                "keep to it too; lower it below one over their number."
+            )
+        self.of_count, self.of_mean = self.count_noise or trainer.cohort_size / 20, self.z
+        if self.quantile is not None:
             expect(
                 2 * self.of_count > self.z,
                 f"Expected `count_noise` of CentralDP above half of the noise {self.z:.4g}, as it would cost more than "

@@ -373,6 +373,11 @@ def test_what_it_does_not_cover_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, CentralDP(0.05, 1e-5, 1.0, quantile=0.5))  # q N / 20
 
 
+def test_a_delta_that_says_nothing_is_warned_of(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="`delta` of CentralDP is 0.25 for 4 clients: publishing the data of one"):
+        fit(tmp_path, CentralDP(0.05, 0.25, 1.0), max_rounds=1)
+
+
 @pytest.mark.parametrize("kind", [CentralDP, LocalDP])
 @pytest.mark.parametrize(
     ("options", "said"),
