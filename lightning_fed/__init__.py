@@ -52,6 +52,7 @@ _COMMANDS = {
     "study": ("lab.runner.command", True),
     "dashboard": ("lab.dashboard_command", False),
     "attack": ("lab.attack.command", True),
+    "privacy": ("lab.privacy_command", False),
     "configs": ("cli.configs_command", False),
     "completion": ("cli.commands.completion", True),
 }

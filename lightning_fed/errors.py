@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from math import inf
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ __all__ = [
     "expect_number",
     "expect_one_each",
     "expect_variables",
+    "import_extra",
     "is_count",
     "is_number",
 ]
@@ -142,6 +144,19 @@ def expect_variables(*names: str) -> None:
                 f"Expected the environment variable {name}, which launchers set, to be a whole number, got {value!r}: "
                 "unset it, or let the launcher set it."
             )
+
+
+def import_extra(module: str, extra: str, purpose: str) -> Any:
+    """Imports a module of a package from one of the extras."""
+    package = module.partition(".")[0]
+    try:
+        import_module(package)
+        return import_module(module)
+    except ImportError as error:
+        raise FederatedError(
+            f"Expected {package} for {purpose}, but it cannot be imported ({error}): run "
+            f"`pip install 'lightning_fed[{extra}]'`."
+        ) from error
 
 
 def _wrong(option: str, of: str, expected: str, value: Any) -> FederatedError:

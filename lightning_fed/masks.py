@@ -19,7 +19,10 @@ from lightning_fed.functional.masks import (
     vote_threshold,
 )
 
-__all__ = ["DelayedMask", "MagnitudeAgreement", "Mask", "MaskControl", "PartialMask", "SANDMask", "SignAgreement"]
+__all__ = [
+    "DelayedMask", "MagnitudeAgreement", "Mask", "MaskControl", "NoiseFloorMask", "PartialMask", "SANDMask",
+    "SignAgreement",
+]  # fmt: skip
 
 
 class Mask(ABC):
@@ -165,6 +168,27 @@ class SANDMask(Mask):
         """Returns the mean of the mask, near 1 by construction, and the share of coordinates with A < τ."""
         below = update.sign_sum.abs() < vote_threshold(at_round(self.threshold, update.round), update.num_clients)
         return {"mask/mean": mask.mean(), "mask/below_threshold": below.to(mask.dtype).mean()}
+
+
+class NoiseFloorMask(Mask):
+    """Lets through coordinates that rise above the noise of differential privacy.
+
+    m = 1 where |Δ̃| >= τ σ, else 0, with the mean Δ̃ after the noise and the known standard deviation σ of this: a hard
+    threshold (Donoho, Johnstone, 1994). It reads nothing else, so it is post-processing and costs no ε. It asks whether
+    there is a signal, not whether clients agree; of coordinates of noise alone 32 % pass τ = 1, and 5 % pass τ = 2.
+    τ = 0, or no noise, is the unmasked rule, bit for bit.
+
+    Args:
+        threshold: τ, at least 0; or such numbers by the first round of each, 0 before.
+    """
+
+    needs = Need.MEAN
+
+    def __init__(self, threshold: ByRound = 1.0) -> None:
+        self.threshold = expect_number("--aggregator.mask.threshold", threshold, least=0, by_round=True)
+
+    def compute(self, update: ReducedUpdate) -> Tensor:
+        return (update.mean.abs() >= at_round(self.threshold, update.round) * update.noise).to(update.mean.dtype)
 
 
 class _MaskOfAnother(Mask):

@@ -15,7 +15,16 @@ from lightning_fed.aggregators import FedAvg
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, PartialMask, SANDMask, SignAgreement
+from lightning_fed.masks import (
+    DelayedMask,
+    MagnitudeAgreement,
+    Mask,
+    MaskControl,
+    NoiseFloorMask,
+    PartialMask,
+    SANDMask,
+    SignAgreement,
+)
 from tests.parts import Classifier, federated_data, federated_trainer
 
 
@@ -288,3 +297,21 @@ def test_a_partial_mask_is_one_where_a_pattern_fits() -> None:
         mask.unmasked = wrong  # type: ignore[assignment]  # on purpose
         with pytest.raises(FederatedError, match=sentence):
             mask.compute(update)
+
+
+def test_what_rises_above_the_noise_passes() -> None:
+    update = ReducedUpdate(2, mean=torch.tensor([0.5, -0.5, 0.19, 0.0, 0.2]), noise=0.1)
+    assert NoiseFloorMask(2.0).compute(update).tolist() == [1.0, 1.0, 0.0, 0.0, 1.0]
+    assert NoiseFloorMask({1: 2.0, 2: 6.0}).compute(update).tolist() == [0.0] * 5
+    assert NoiseFloorMask(0.0).compute(update).tolist() == [1.0] * 5
+    assert NoiseFloorMask(9.0).compute(replace(update, noise=0.0)).tolist() == [1.0] * 5
+    assert NoiseFloorMask().needs == Need.MEAN
+    with pytest.raises(FederatedError, match="mask.threshold` to be at least 0"):
+        NoiseFloorMask(-1.0)
+
+
+@pytest.mark.parametrize(("threshold", "share"), [(1.0, 0.3173), (2.0, 0.0455)])
+def test_noise_alone_passes_as_often_as_the_page_says(threshold: float, share: float) -> None:
+    noise = 0.3 * torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    mask = NoiseFloorMask(threshold).compute(ReducedUpdate(1, mean=noise, noise=0.3))
+    assert mask.mean().item() == pytest.approx(share, abs=0.006)

@@ -11,9 +11,11 @@ from lightning_fed.callbacks.diagnostics import (
 )
 from lightning_fed.callbacks.frozen import FrozenParameters
 from lightning_fed.callbacks.payload import ClipUpdates, Payload
+from lightning_fed.callbacks.privacy import CentralDP, LocalDP
 from lightning_fed.callbacks.progress import FederatedProgressBar
 
 __all__ = [
+    "CentralDP",
     "ClientEvaluation",
     "ClipUpdates",
     "DistributionGap",
@@ -22,6 +24,7 @@ __all__ = [
     "FinalPictures",
     "FrozenParameters",
     "GradientDissimilarity",
+    "LocalDP",
     "Payload",
     "UpdateAgreement",
     "UpdateGeometry",

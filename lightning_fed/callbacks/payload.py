@@ -15,7 +15,7 @@ from lightning_fed.core.user_code import is_own
 from lightning_fed.errors import FederatedError, expect, expect_number
 from lightning_fed.functional.geometry import wide_dtype
 
-__all__ = ["ClipUpdates", "Packed", "Payload", "expect_noise_holds", "payloads_of"]
+__all__ = ["ClipUpdates", "Packed", "Payload", "clip_to", "expect_noise_holds", "payloads_of"]
 
 # What is sent in place of δ_i: tensors, which take the bytes of their dtype, or integers with the bits that each takes.
 Packed: TypeAlias = dict[str, Tensor | tuple[Tensor, int]]
@@ -36,11 +36,13 @@ class Payload(FederatedCallback):
             client is refused or left out of the row. A round without clients steps too.
         covers: Names of the ``Update.sums`` to which it adds noise too, by bounds of their own; others are refused.
         assumes_sampler: The class of sampler that its accountant assumes; None for any.
+        about: What to record of the run beside its options; known after ``setup``.
     """
 
     bounds_length = adds_noise = False
     covers: tuple[str, ...] = ()
     assumes_sampler: type | None = None
+    about: str = ""
 
     def encode(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> Packed | None:
         """The client's half: edits ``update.delta`` in place, and sets ``update.bytes_up`` if its size changes.
@@ -144,6 +146,13 @@ def expect_noise_holds(update: Update, noisy: Sequence[Payload]) -> None:
     )
 
 
+def clip_to(delta: Tensor, bound: float) -> Tensor:
+    """Scales δ, shape (d,), in place to at most a length; returns its length before, shape (), in wide precision."""
+    norm: Tensor = torch.linalg.vector_norm(delta, dtype=wide_dtype(delta))
+    delta.mul_((bound / norm).clamp(max=1.0))
+    return norm
+
+
 class ClipUpdates(Payload):
     """Scales down every client's update that is longer than a bound: δ_i <- δ_i min(1, C / ‖δ_i‖).
 
@@ -161,6 +170,5 @@ class ClipUpdates(Payload):
 
     def encode(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
         """Clips one update in place; nothing is read from the device."""
-        norm = torch.linalg.vector_norm(update.delta, dtype=wide_dtype(update.delta))
-        update.delta.mul_((self.max_norm / norm).clamp(max=1.0))
+        norm = clip_to(update.delta, self.max_norm)
         pl_module.log_dict({"clip/share": (norm > self.max_norm).to(norm.dtype), "clip/norm": norm}, batch_size=1)

@@ -214,6 +214,7 @@ class RoundReducer:
             mean_distance=sum(w * a for w, a in zip(self._weights, self._distances, strict=True)) / total,
             buffers=self._buffers,
             sums={name: self._beside[name].close() for name in self._sent},
+            noise=0.0,
             **named,
         )
 

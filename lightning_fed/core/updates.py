@@ -254,6 +254,7 @@ class ReducedUpdate:
         buffers: The reduced buffers by name (floating: weighted mean in double precision, integer: maximum); empty
             unless averaged.
         sums: What clients sent besides δ_i, added up, by name; without those names that no client of the round sent.
+        noise: Standard deviation of the noise on each coordinate of ``mean``, 0 unless a payload has added some.
     """
 
     round: int
@@ -275,6 +276,7 @@ class ReducedUpdate:
     losses: Tensor = _NOTHING
     buffers: dict[str, Tensor] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
+    noise: float = 0.0
 
     @property
     def num_clients(self) -> int:

@@ -3,15 +3,14 @@
 import argparse
 import re
 from collections.abc import Iterable, Sequence
-from importlib import import_module
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from lightning_fed.core import files, one_line
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "CommandParser", "aligned", "are", "column_head", "csv_text", "expect_known", "import_extra", "no_apostrophe",
-    "no_formula", "no_mathematics", "one_line",
+    "CommandParser", "aligned", "are", "column_head", "csv_text", "expect_known", "no_apostrophe", "no_formula",
+    "no_mathematics", "one_line",
 ]  # fmt: skip
 
 
@@ -21,19 +20,6 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises the mistake as a FederatedError."""
         raise FederatedError(f"Expected `{self.prog}` with options that `{self.prog} --help` lists: {message}.")
-
-
-def import_extra(module: str, extra: str, purpose: str) -> Any:
-    """Imports a module of a package from one of the extras."""
-    package = module.partition(".")[0]
-    try:
-        import_module(package)
-        return import_module(module)
-    except ImportError as error:
-        raise FederatedError(
-            f"Expected {package} for {purpose}, but it cannot be imported ({error}): run "
-            f"`pip install 'lightning_fed[{extra}]'`."
-        ) from error
 
 
 def expect_known(place: str, names: Iterable[str], known: Iterable[str], what: str) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import CommandParser, import_extra
+from lightning_fed.errors import FederatedError, import_extra
+from lightning_fed.lab.common import CommandParser
 from lightning_fed.lab.report.load import load_runs
 from lightning_fed.runs.loggers import logged_in
 

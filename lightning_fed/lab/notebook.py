@@ -17,7 +17,7 @@ from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.core.user_code import describe
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.summary import facts, split_figures
-from lightning_fed.lab.common import import_extra
+from lightning_fed.errors import import_extra
 from lightning_fed.lab.report import load
 from lightning_fed.lab.report.page import differing, html_table, run_options
 from lightning_fed.lab.report.plots import panels_figure

@@ -8,7 +8,7 @@ from lightning_fed.sampling.availability import (
 )
 from lightning_fed.sampling.cohorts import CohortDraw
 from lightning_fed.sampling.participation import Participation
-from lightning_fed.sampling.samplers import ClientSampler, UniformSampler, WeightedSampler, cohort_size
+from lightning_fed.sampling.samplers import ClientSampler, PoissonSampler, UniformSampler, WeightedSampler, cohort_size
 from lightning_fed.sampling.stragglers import Stragglers
 from lightning_fed.sampling.work import ClientWork, UnequalWork
 
@@ -20,6 +20,7 @@ __all__ = [
     "CohortDraw",
     "Participation",
     "PeriodicAvailability",
+    "PoissonSampler",
     "Stragglers",
     "TraceAvailability",
     "UnequalWork",

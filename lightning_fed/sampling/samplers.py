@@ -8,7 +8,7 @@ import numpy as np
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.errors import FederatedError, expect_one_each
 
-__all__ = ["ClientSampler", "UniformSampler", "WeightedSampler", "cohort_size", "expect_ids"]
+__all__ = ["ClientSampler", "PoissonSampler", "UniformSampler", "WeightedSampler", "cohort_size", "expect_ids"]
 
 
 class ClientSampler(ABC):
@@ -48,6 +48,16 @@ class UniformSampler(ClientSampler):
     def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
         rng = numpy_generator_for(seed, Purpose.SAMPLE, round)
         return rng.choice(len(sizes), size=count, replace=False, shuffle=False)
+
+
+class PoissonSampler(ClientSampler):
+    """Lets each client take part by itself with probability q = n / N, so that n take part on average, possibly none.
+
+    What ``CentralDP`` assumes: who takes part says nothing about who else does.
+    """
+
+    def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:
+        return np.flatnonzero(numpy_generator_for(seed, Purpose.SAMPLE, round).random(len(sizes)) < count / len(sizes))
 
 
 class WeightedSampler(ClientSampler):

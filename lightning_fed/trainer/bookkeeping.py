@@ -22,6 +22,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_fed.aggregators import Aggregator
+from lightning_fed.callbacks.payload import payloads_of
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.core.user_code import describe
@@ -217,6 +218,9 @@ class Bookkeeping:
             notes.append("# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in choice.items()))
         if trainer.options.memory_format == "auto":
             notes.append(f"# memory format chosen by auto: {layout}")
+        about = {type(payload).__name__: payload.about for payload in payloads_of(trainer.callbacks) if payload.about}
+        facts |= about
+        notes += [f"# {name}: {what}" for name, what in about.items()]
         with going_on(trainer):
             log.log_config({**self.config(trainer), **facts}, trainer.lightning_module)
             path = None if self.run is None else self.run.path / "config.yaml"

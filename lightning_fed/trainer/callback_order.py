@@ -142,8 +142,8 @@ def _expect_mean_under_noise(callbacks: list[Callback], aggregator: Aggregator) 
     if noisy and aggregator.all_needs & ~Need.MEAN:
         raise FederatedError(
             f"Expected {noisy[0]} with a rule that reads only the mean update, got {aggregator.label}, which "
-            "reads votes or single updates that noise would spoil or not reach: leave out `--aggregator.mask`, or "
-            "change `--aggregator`."
+            "reads votes or single updates that noise would spoil or not reach: leave out `--aggregator.mask` or "
+            "use NoiseFloorMask, or change `--aggregator`."
         )
     for callback in callbacks if noisy else ():
         entered = getattr(type(callback), "on_client_entered", FederatedCallback.on_client_entered)
@@ -171,7 +171,7 @@ def expect_covered(trainer: Any) -> None:
 
 def _without_noise(trainer: Any) -> list[tuple[Any, str, str]]:
     """Returns what noise does not cover: whether it is there, what to do instead, and why."""
-    options, rounds = trainer.options, range(1, trainer.max_rounds + 1)
+    options, rounds = trainer.options, range(1, trainer.options.max_rounds + 1)
     ours = [callback for callback in trainer.callbacks if isinstance(callback, FederatedCallback)]
     exchanging = [type(cb).__name__ for cb in ours if any(cb.start_gradients(at) == "cohort" for at in rounds)]
     averages = trainer.buffers.policy == "average" and trainer.buffers.num_bytes

@@ -16,7 +16,16 @@ from lightning_fed import FederatedTrainer, aggregators
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.updates import Need
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, PartialMask, SANDMask, SignAgreement
+from lightning_fed.masks import (
+    DelayedMask,
+    MagnitudeAgreement,
+    Mask,
+    MaskControl,
+    NoiseFloorMask,
+    PartialMask,
+    SANDMask,
+    SignAgreement,
+)
 from lightning_fed.sampling import ClientSampler
 from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
 from tests.parts import BySizes
@@ -110,6 +119,7 @@ LIMITS: dict[str, Callable[[], Mask]] = {
     "direction at 0": lambda: MaskControl(SignAgreement(0.0), "direction"),
     "values at 0": lambda: MaskControl(SignAgreement(0.0), "values"),
     "delayed at 0": lambda: DelayedMask(SignAgreement(0.0), 1),
+    "noise floor alone": lambda: NoiseFloorMask(3.0),
     "partial at 0": lambda: PartialMask(SignAgreement(0.0), ["head"]),
     "delayed to the end": lambda: DelayedMask(SignAgreement(0.8), ROUNDS),
     "delayed by nothing": lambda: DelayedMask(SignAgreement(0.8), 0),

@@ -18,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedDGGA, FedGMA, FedNova
-from lightning_fed.callbacks import ClipUpdates
+from lightning_fed.callbacks import CentralDP, ClipUpdates, LocalDP
 from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
     FinalPictures,
@@ -42,7 +42,7 @@ from lightning_fed.client_algorithms import (
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.holdout import DivisionOptions
 from lightning_fed.engines.vectorized import engine as vectorized
-from lightning_fed.sampling import BernoulliAvailability, Stragglers, UnequalWork
+from lightning_fed.sampling import BernoulliAvailability, PoissonSampler, Stragglers, UnequalWork
 from tests.callbacks.diagnostics.parts import KeepsTrained
 from tests.callbacks.payloads import Noise, Poisson, RandomK, TopK
 from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
@@ -440,6 +440,13 @@ def of_the_package(devices: int, folder: Path, name: str, **options: Any) -> Res
     return fit(devices, FedAdam(lr=0.1), SCAFFOLD(), net=make(), data=make_data(), **options)
 
 
+def private(devices: int, _: Path, secret: bool = False) -> Result:
+    """Noise once whatever the number of processes, with a bound that follows what clients of both count."""
+    payload = CentralDP(0.05, 1e-5, 0.5, quantile=0.5, count_noise=1.0, secret=secret)
+    result = fit(devices, evenly(), payload, sampler=PoissonSampler(), clients_per_round=3, max_rounds=6)
+    return {**result, "bound": payload.bound}
+
+
 def kept(
     devices: int, folder: Path, where: str, rounds: int, resume: bool = False, at: str = "", personal: bool = False
 ) -> Result:
@@ -642,6 +649,9 @@ CASES: dict[str, Case] = {
     "payloads": lambda devices, _: fit(devices, evenly(), TopK(3), ClipUpdates(0.01), Noise(0.5)),
     "packed": lambda devices, _: fit(devices, RandomK(7)),
     "nobody comes": lambda devices, _: fit(devices, evenly(), Noise(0.5), sampler=Poisson(), clients_per_round=1),
+    "central privacy": private,
+    "central privacy, secret": partial(private, secret=True),
+    "local privacy": lambda devices, _: fit(devices, evenly(), LocalDP(0.05, 1e-5, 0.5), clients_per_round=4),
     "sums": lambda devices, _: fit(devices, Sends()),
     "updates": lambda devices, _: fit(devices, UpdateAgreement(by_layer=True), UpdateGeometry()),
     "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 DOUBLE, SINGLE = 1e-10, 1e-5
 APART = ("taped", "uneven", "shuffled", "begun", "too many diverged", "one diverged", "too many failed")  # see below
+APART += ("central privacy, secret",)
 ALIKE = [name for name in CASES if name not in APART]
 
 
@@ -61,6 +62,12 @@ def test_payloads_at_their_limits_change_no_bit(pair: Pair) -> None:
     found = pair.everyone[0]
     assert torch.equal(found["payloads at their limits"]["weights"], found["clipped evenly"]["weights"])
     assert distance(found["payloads"]["weights"], found["clipped evenly"]["weights"]) > 1e-3
+
+
+def test_noise_from_the_system_is_that_of_the_first_process(pair: Pair) -> None:
+    first, second = (found["central privacy, secret"] for found in pair.everyone)
+    assert same(first, second)
+    assert distance(pair.alone("central privacy, secret")["weights"], first["weights"]) > 1e-3
 
 
 def test_the_rate_was_lowered(pair: Pair) -> None:

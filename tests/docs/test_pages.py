@@ -43,8 +43,8 @@ NOT_RUN = {
 
 PAGES = pages()
 
-# Pages whose snippets need more than the package does; `make test-ecosystem` has it.
-NEEDED = {"docs/foundation-models.md": ("transformers", "peft")}
+# Pages whose snippets need more than the package does; `make install-dev` or `make test-ecosystem` has it.
+NEEDED = {"docs/foundation-models.md": ("transformers", "peft"), "docs/privacy.md": ("dp_accounting",)}
 
 
 def _is_slow(page: Path) -> bool:

@@ -30,6 +30,7 @@ COMPANIONS = {
     "client": "quickstart.yaml",
     "faults": "quickstart.yaml",
     "baseline": "quickstart.yaml",
+    "privacy": "quickstart.yaml",
 }
 COMPLETE = ("",)
 # Data with other classes than the model of their folder's companion.
@@ -118,8 +119,13 @@ def test_config_trains_a_round(
         write_shown_model(name, folder)
         monkeypatch.syspath_prepend(folder)
     find_data(texts, request, monkeypatch, tmp_path_factory)
+    if name.startswith("privacy/"):
+        pytest.importorskip("dp_accounting", reason="pip install 'lightning_fed[privacy]'")
     cli = FederatedCLI(["fit", *config_words(name), "--trainer.fast_dev_run=true"])
     assert cli.trainer.round == 1
+    if name.startswith("privacy/"):  # what clients log is left out, and how many of them come is drawn
+        assert 0 < max(value for key, value in cli.trainer.callback_metrics.items() if key.endswith("epsilon")) < 50
+        return
     assert cli.trainer.callback_metrics["train/loss"] > 0
     sizes = cli.datamodule.split.sizes
     clients = min(max(2, cli.trainer.aggregator.min_clients), len(sizes))

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.sampling import ClientSampler, UniformSampler, WeightedSampler, cohort_size
+from lightning_fed.sampling import ClientSampler, PoissonSampler, UniformSampler, WeightedSampler, cohort_size
 
 ROUNDS = 4000
 # Each frequency test rejects a right sampler with this probability; the streams are fixed, so a pass stays a pass.
 ERROR_RATE = 1e-4
 # Quantiles of the chi-square distribution at 1 - 1e-4, by degrees of freedom (R: qchisq(1 - 1e-4, k)).
-CRITICAL = {5: 25.745, 9: 33.720, 14: 42.579}
+CRITICAL = {5: 25.745, 9: 33.720, 14: 42.579, 15: 44.263}
 
 
 def chi_square(counts: dict[Any, int], expected: dict[Any, float]) -> float:
@@ -55,6 +55,19 @@ def test_every_client_is_as_likely_in_a_uniform_cohort() -> None:
     drawn = [tuple(sorted(UniformSampler().sample(r, 2, np.arange(6), 0).tolist())) for r in range(ROUNDS)]
     pairs = list(itertools.combinations(range(6), 2))
     assert chi_square(Counter(drawn), dict.fromkeys(pairs, 1 / 15)) < CRITICAL[14]
+
+
+def test_a_client_takes_part_by_itself_in_a_poisson_cohort() -> None:
+    """Every set of 4 clients with the product of their probabilities, the empty one too."""
+    drawn = [tuple(PoissonSampler().sample(r, 1, np.array([9, 1, 0, 4]), 0).tolist()) for r in range(ROUNDS)]
+    sets = [each for size in range(5) for each in itertools.combinations(range(4), size)]
+    counts = Counter(drawn)
+    assert chi_square(counts, {each: 0.25 ** len(each) * 0.75 ** (4 - len(each)) for each in sets}) < CRITICAL[15]
+    assert counts[()] > 0
+    assert PoissonSampler().sample(1, 4, np.ones(4), 0).tolist() == [0, 1, 2, 3]
+    again = [tuple(PoissonSampler().sample(r, 1, np.ones(4), 0).tolist()) for r in range(ROUNDS)]
+    assert drawn == again
+    assert drawn != [tuple(PoissonSampler().sample(r, 1, np.ones(4), 1).tolist()) for r in range(ROUNDS)]
 
 
 def test_uniform_takes_no_account_of_sizes() -> None:

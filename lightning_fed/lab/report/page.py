@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from lightning_fed.cli.yaml_loader import read_yaml
 from lightning_fed.core.files import read_regular
-from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import import_extra
+from lightning_fed.errors import FederatedError, import_extra
 from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.plots import curves_html
 from lightning_fed.lab.report.summary import counted

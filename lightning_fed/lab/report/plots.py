@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.lab.common import import_extra, no_mathematics
+from lightning_fed.errors import import_extra
+from lightning_fed.lab.common import no_mathematics
 from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.summary import counted, is_share, spent
 from lightning_fed.runs.statistics import Goal

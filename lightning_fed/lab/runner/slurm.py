@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from lightning_fed.cli.exits import mistakes_in_one_sentence
-from lightning_fed.errors import FederatedError, expect, is_count
-from lightning_fed.lab.common import expect_known, import_extra
+from lightning_fed.errors import FederatedError, expect, import_extra, is_count
+from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.summary import counted
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.studies.cells import Cell

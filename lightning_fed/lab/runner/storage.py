@@ -11,8 +11,7 @@ from typing import Any
 from filelock import lock_descriptor
 
 from lightning_fed.core.files import append_whole, open_regular, writing
-from lightning_fed.errors import FederatedError, expect
-from lightning_fed.lab.common import import_extra
+from lightning_fed.errors import FederatedError, expect, import_extra
 
 __all__ = ["expect_below", "optuna_storage"]
 

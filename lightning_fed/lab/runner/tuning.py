@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from lightning_fed.core.files import writing
-from lightning_fed.errors import FederatedError, expect
-from lightning_fed.lab.common import expect_known, import_extra
+from lightning_fed.errors import FederatedError, expect, import_extra
+from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.runner.pool import Outcome
 from lightning_fed.lab.runner.record import measured_run
 from lightning_fed.lab.runner.storage import expect_below, optuna_storage

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from lightning_fed.lab.common import aligned, column_head, import_extra, one_line
+from lightning_fed.errors import import_extra
+from lightning_fed.lab.common import aligned, column_head, one_line
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.lab.report.page import (
     MOST_LINES,
