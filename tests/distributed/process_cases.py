@@ -18,7 +18,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import FedAdam, FedAvg, FedDGGA, FedGMA, FedNova
-from lightning_fed.callbacks import ClipUpdates
+from lightning_fed import callbacks as package
+from lightning_fed.callbacks import QSGD, ClipUpdates
 from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
     FinalPictures,
@@ -641,6 +642,8 @@ CASES: dict[str, Case] = {
     "payloads at their limits": lambda devices, _: fit(devices, evenly(), TopK(None), ClipUpdates(0.01), Noise(0.0)),
     "payloads": lambda devices, _: fit(devices, evenly(), TopK(3), ClipUpdates(0.01), Noise(0.5)),
     "packed": lambda devices, _: fit(devices, RandomK(7)),
+    "top-k": lambda devices, _: fit(devices, package.TopK(0.1), clients_per_round=4, max_rounds=5),
+    "qsgd": lambda devices, _: fit(devices, QSGD(4)),
     "nobody comes": lambda devices, _: fit(devices, evenly(), Noise(0.5), sampler=Poisson(), clients_per_round=1),
     "sums": lambda devices, _: fit(devices, Sends()),
     "updates": lambda devices, _: fit(devices, UpdateAgreement(by_layer=True), UpdateGeometry()),

@@ -29,6 +29,7 @@ COMPANIONS = {
     "aggregator": "quickstart.yaml",
     "client": "quickstart.yaml",
     "faults": "quickstart.yaml",
+    "payload": "quickstart.yaml",
     "baseline": "quickstart.yaml",
 }
 COMPLETE = ("",)
