@@ -175,7 +175,10 @@ def test_a_client_that_does_not_enter_keeps_its_rest(tmp_path: Path) -> None:
     kept = Kept()
     trainer = fit(tmp_path, TopK(0.1), kept, net=Fails, max_diverged=0.5, max_rounds=3)
     assert trainer.weights.isfinite().all()
-    changed = [[not torch.equal(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(kept.rows, kept.rows[1:], strict=False)]
+    changed = [
+        [not torch.equal(a, b) for a, b in zip(*pair, strict=True)]
+        for pair in zip(kept.rows, kept.rows[1:], strict=False)
+    ]
     assert changed == [[False, False, True], [True, True, True]]
 
 
@@ -212,4 +215,3 @@ def test_a_zero_is_no_vote(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(make: Any, words: str) -> None:
     with pytest.raises(FederatedError, match=words):
         make()
-

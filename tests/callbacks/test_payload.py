@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lightning_fed import FederatedError, FederatedTrainer
-from lightning_fed.aggregators import FedAvg
 from lightning_fed import callbacks as package
+from lightning_fed.aggregators import FedAvg
 from lightning_fed.callbacks import QSGD, ClipUpdates, Payload
 from lightning_fed.client_algorithms import SCAFFOLD
 from tests.callbacks.payloads import Noise, RandomK, TopK
@@ -36,7 +36,13 @@ def fit(folder: Path, *callbacks: Any, engine: str = "sequential", **options: An
         ([package.RandomK(1.0)], []),
         ([EVENLY, ClipUpdates(0.01), Noise(0.0)], [EVENLY, ClipUpdates(0.01)]),
     ],
-    ids=["top-k at k = d is FedAvg", "random-k at k = d is FedAvg", "all of TopK is FedAvg", "all of RandomK is FedAvg", "noise of 0 is clipping"],
+    ids=[
+        "top-k at k = d is FedAvg",
+        "random-k at k = d is FedAvg",
+        "all of TopK is FedAvg",
+        "all of RandomK is FedAvg",
+        "noise of 0 is clipping",
+    ],
 )
 def test_limits_to_the_bit(tmp_path: Path, one: Any, other: Any, engine: str) -> None:
     first, second = (fit(tmp_path, *payloads, engine=engine) for payloads in (one, other))

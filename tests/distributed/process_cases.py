@@ -17,8 +17,8 @@ from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
-from lightning_fed.aggregators import FedAdam, FedAvg, FedDGGA, FedGMA, FedNova
 from lightning_fed import callbacks as package
+from lightning_fed.aggregators import FedAdam, FedAvg, FedDGGA, FedGMA, FedNova
 from lightning_fed.callbacks import QSGD, ClipUpdates
 from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
