@@ -22,7 +22,16 @@ from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
 from tests.parts import BySizes
 
 ROUNDS, BATCH = 3, 8
-OF_TRAINER = ("precision", "max_rounds", "engine", "chunk_size", "local_epochs", "local_steps", "gradient_clip_val")
+OF_TRAINER = (
+    "precision",
+    "max_rounds",
+    "engine",
+    "chunk_size",
+    "local_epochs",
+    "local_steps",
+    "gradient_clip_val",
+    "sampler",
+)
 # Clients take from one to four steps in a round; one has no samples. Five votes cannot cancel, six can.
 SIZES = {"unequal": (6, 24, 0, 15, 10, 31), "equal": (16, 16, 16, 16, 16, 16)}
 
@@ -212,7 +221,7 @@ def run(
     count = {"filled": int(np.count_nonzero(SIZES[sizes])), "one": 1}.get(draws, 1.0)
     trainer = FederatedTrainer(
         accelerator="cpu", logger=False, callbacks=[aggregator, *local.make()], seed=3,
-        **{"max_rounds": ROUNDS, **given}, sampler=None if draws == "all" else Draws(), clients_per_round=count,
+        **{"max_rounds": ROUNDS, "sampler": None if draws == "all" else Draws(), **given}, clients_per_round=count,
         enable_progress_bar=False, enable_checkpointing=False, default_root_dir="not-written",
     )  # fmt: skip
     trainer.fit(net, make_data(sizes, sum(SIZES[sizes]) if local.full_batch else BATCH))
