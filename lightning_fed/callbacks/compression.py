@@ -16,11 +16,7 @@ __all__ = ["QSGD", "RandomK", "TopK"]
 
 
 class _Sparse(Payload):
-    """Sends k = max(1, round(``share`` d)) coordinates in the dtype of δ_i, float32 or wider; the others are 0.
-
-    Args:
-        share: Share of the coordinates that a client sends, above 0 and at most 1.
-    """
+    """Sends k = max(1, round(``share`` d)) coordinates in the dtype of δ_i, float32 or wider; the others are 0."""
 
     def __init__(self, share: float) -> None:
         self.share = expect_number("share", share, above=0, most=1, of=type(self).__name__)

@@ -36,34 +36,29 @@ class Stale(ClientAlgorithm):
     def __init__(self, exponent: float = 0.5, measure_from: Literal["start", "global"] = "start") -> None:
         self.exponent = expect_number("--client.exponent", exponent, least=0, of="Stale")
         self.measure_from = expect_choice("--client.measure_from", measure_from, ("start", "global"), of="Stale")
-        self._reset()
 
     def check(self, trainer: Any) -> None:
         """Refuses what a client would get of the round's model, and not of the one that it starts from."""
         super().check(trainer)
-        option = "--trainer.participation"
+        option, parts = "--trainer.participation", trainer.options.participation
         averages = trainer.buffers.policy == "average" and trainer.buffers.num_bytes
         fresh = [type(part).__name__ for part in trainer.callbacks if _gets_more(part)]
         for holds, wanted, why in (
             (isinstance(trainer.sampler, Arrivals), f"`{option}.sampler Arrivals`", "it says who is late"),
-            (not trainer.options.participation.stragglers, f"no `{option}.stragglers`", "Arrivals has the clock"),
+            (not parts.stragglers, f"no `{option}.stragglers`", "Arrivals has the clock"),
             (not averages, "`--aggregator.buffers local` or keep", "older buffers are not kept"),
             (not fresh, f"no {' and no '.join(fresh)}", "late clients have an older model and nothing else"),
         ):
             expect(holds, f"Expected {wanted} with Stale, as {why}.")
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._reset()
-
-    def _reset(self) -> None:
         self.versions, self._began, self._later = dict[int, Tensor](), dict[int, int](), set[int]()
 
     def on_round_start(self, trainer: Any, pl_module: LightningModule, cohort: Cohort) -> None:
         """Keeps w, forgets the models from which nobody trains any more, and logs ``stale/mean`` and ``stale/max``."""
         newest, live, count = cohort.round - 1, trainer.vector.data, len(cohort.clients) + len(cohort.skipped)
-        sizes, seed, rounds = trainer.client_sizes, trainer.seed, [at for at in (newest, cohort.round) if at]
-        plan = [trainer.sampler.arrived(at, count, sizes, seed) for at in rounds]
+        given, rounds = (count, trainer.client_sizes, trainer.seed), [at for at in (newest, cohort.round) if at]
+        plan = [trainer.sampler.arrived(at, *given) for at in rounds]
         expect(
             self._began == (plan[0][0] if newest else {}),
             "Expected the arrivals of the run that is resumed, got others: give the same "
