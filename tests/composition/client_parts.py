@@ -97,7 +97,7 @@ ALONE = {
 # The global model is what it is without them, and what it was at the start.
 BESIDE = {"Ditto": Local(lambda: [Ditto(0.5)]), "APFL": Local(lambda: [APFL(0.5)])}
 UNSENT = {"LocalOnly": Local(lambda: [LocalOnly()], rule="FedAvg", given={"buffers": "local"})}
-# All five arrive in every round, so nobody is late: tests of its own let them be.
+# All five arrive in every round, so nobody is late: its own tests let them be, in both engines and other cohorts.
 LATE = {"Stale": Local(lambda: [Stale()], given={"buffers": "keep", "sampler": Arrivals(5, 1.0)})}
 TOGETHER = {
     "FedGA on FedProx": Local(lambda: [FedProx(2.0), FedGA(0.5)], ("FedProx", "FedGA")),
@@ -141,7 +141,6 @@ CLIENTS = {**ALONE, **TOGETHER}
 CLIENT_LIMITS = {
     **BESIDE,
     **UNSENT,
-    **LATE,
     "none": Local(list),
     "none on all data": Local(list, full_batch=True),
     "FedProx on FedGA": Local(lambda: [FedGA(0.5), FedProx(2.0)]),

@@ -18,7 +18,7 @@ from lightning_fed.core.updates import Need
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.masks import DelayedMask, MagnitudeAgreement, Mask, MaskControl, PartialMask, SANDMask, SignAgreement
 from lightning_fed.sampling import ClientSampler
-from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
+from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS, LATE
 from tests.parts import BySizes
 
 ROUNDS, BATCH = 3, 8
@@ -210,10 +210,10 @@ def run(
         mask: A name of MASKS or LIMITS.
         sizes: A name of SIZES.
         draws: ``all``, those with samples in another order (``filled``), or ``one`` of these.
-        client: A name of CLIENTS or CLIENT_LIMITS.
+        client: A name of CLIENTS, CLIENT_LIMITS or LATE.
         **options: Options of every aggregator, and those of the trainer named in OF_TRAINER.
     """
-    net, make_mask, local = start(), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
+    net, make_mask, local = start(), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS, **LATE}[client]
     options = local.options(**options)
     given = {name: options.pop(name) for name in OF_TRAINER if name in options}
     options.setdefault("weighting", {**RULES, **SPECIAL}[rule].weightings[0])
