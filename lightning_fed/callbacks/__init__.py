@@ -1,6 +1,7 @@
 """Callbacks that come with the trainer: checkpoints, progress, diagnostics, and changes to updates on their way."""
 
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
+from lightning_fed.callbacks.compression import QSGD, RandomK, TopK
 from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
     DistributionGap,
@@ -17,6 +18,7 @@ from lightning_fed.callbacks.progress import FederatedProgressBar
 __all__ = [
     "CentralDP",
     "ClientEvaluation",
+    "QSGD",
     "ClipUpdates",
     "DistributionGap",
     "FederatedCheckpoint",
@@ -28,4 +30,6 @@ __all__ = [
     "Payload",
     "UpdateAgreement",
     "UpdateGeometry",
+    "RandomK",
+    "TopK",
 ]

@@ -30,6 +30,7 @@ from lightning_fed.client_algorithms.personal import (
 from lightning_fed.client_algorithms.sam import FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
+from lightning_fed.client_algorithms.stale import Stale
 
 __all__ = [
     "APFL",
@@ -59,5 +60,6 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "PersonalParameters",
+    "Stale",
     "StatelessSCAFFOLD",
 ]

@@ -1,5 +1,6 @@
 """Who takes part in a round, and how much work each client does."""
 
+from lightning_fed.sampling.arrivals import Arrivals
 from lightning_fed.sampling.availability import (
     Availability,
     BernoulliAvailability,
@@ -13,6 +14,7 @@ from lightning_fed.sampling.stragglers import Stragglers
 from lightning_fed.sampling.work import ClientWork, UnequalWork
 
 __all__ = [
+    "Arrivals",
     "Availability",
     "BernoulliAvailability",
     "ClientSampler",

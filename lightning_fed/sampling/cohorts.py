@@ -27,7 +27,7 @@ class CohortDraw:
         steps_per_epoch: The same for one local epoch.
         fewest: Fewest clients that the server's step needs; if there are fewer, nobody trains.
         facts: Metrics that the last draw adds to the row of its round.
-        seconds: Simulated time of its round.
+        seconds: Simulated time of its round, None where nothing has a clock.
     """
 
     seed: int
@@ -40,12 +40,12 @@ class CohortDraw:
     stragglers: Stragglers | None = None
     work: ClientWork | None = None
     facts: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float | None = None
     _warned: bool = False
 
     def draw(self, round: int, count: int) -> Cohort:
         """Draws the cohort of a round for which ``count`` clients are wanted."""
-        self.facts, self.seconds = {}, 0.0
+        self.facts, self.seconds = {}, self.sampler.seconds(round, count, self.sizes, self.seed)
         more = count if self.stragglers is None else min(self.stragglers.selected(count), len(self.sizes))
         drawn = np.sort(self._sample(round, more))
         clients = self._with_work(round, drawn[self.sizes[drawn] > 0])

@@ -41,6 +41,10 @@ class ClientSampler(ABC):
         places = expect_ids(self, self.sample(round, min(count, len(ids)), sizes[ids], seed), len(ids))
         return ids.take(places)
 
+    def seconds(self, round: int, count: int, sizes: np.ndarray, seed: int) -> float | None:
+        """Returns the simulated time that a round takes; None for a rule without a clock."""
+        return None
+
 
 class UniformSampler(ClientSampler):
     """Draws uniformly without replacement (McMahan et al., AISTATS 2017, Algorithm 1)."""

@@ -10,11 +10,11 @@ import numpy.typing as npt
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.errors import FederatedError, expect_choice, expect_number, expect_one_each, is_number
 
-__all__ = ["Arrivals", "Stragglers"]
+__all__ = ["Waited", "Stragglers"]
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class Waited:
     """Whose updates the server gets in a round.
 
     Attributes:
@@ -80,7 +80,7 @@ class Stragglers:
         expect_one_each("--trainer.participation.stragglers.step_time", self.step_time, num_clients)
         return np.array(self.step_time, dtype=np.float64)
 
-    def arrive(self, steps: npt.NDArray[np.int64], step_times: npt.NDArray[np.float64], wanted: int) -> Arrivals:
+    def arrive(self, steps: npt.NDArray[np.int64], step_times: npt.NDArray[np.float64], wanted: int) -> Waited:
         """Finds out who arrives in time.
 
         Args:
@@ -100,4 +100,4 @@ class Stragglers:
         short = min(wanted, len(steps)) - len(kept)
         late = int(np.count_nonzero(in_time[kept] < steps[kept])) + (len(steps) - len(kept) if short else 0)
         seconds = deadline if short else min(float(times[kept].max(initial=0.0)), deadline)
-        return Arrivals(kept, in_time[kept], late, seconds)
+        return Waited(kept, in_time[kept], late, seconds)

@@ -229,7 +229,7 @@ class RoundLoop:
         totals = self.trainer.totals
         for name, count in round_costs(self.trainer, self.engine, update).items():
             totals[name] += count
-        if self.options.participation.stragglers is not None:
+        if self.cohorts.seconds is not None:
             totals["simulated/time"] = totals.get("simulated/time", 0.0) + self.cohorts.seconds
         entered, left_out = float(update.num_clients), self.engine.divergence
         drawn = len(cohort.clients) + len(cohort.skipped)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from lightning_fed import FederatedError, FederatedTrainer
+from lightning_fed import callbacks as package
 from lightning_fed.aggregators import FedAvg
-from lightning_fed.callbacks import ClipUpdates, Payload
+from lightning_fed.callbacks import QSGD, ClipUpdates, Payload
 from lightning_fed.client_algorithms import SCAFFOLD
 from tests.callbacks.payloads import Noise, RandomK, TopK
 from tests.parts import Classifier, built, federated_data, federated_trainer
@@ -31,9 +32,17 @@ def fit(folder: Path, *callbacks: Any, engine: str = "sequential", **options: An
     [
         ([TopK(None)], []),
         ([RandomK(10**6)], []),
+        ([package.TopK(1.0)], []),
+        ([package.RandomK(1.0)], []),
         ([EVENLY, ClipUpdates(0.01), Noise(0.0)], [EVENLY, ClipUpdates(0.01)]),
     ],
-    ids=["top-k at k = d is FedAvg", "random-k at k = d is FedAvg", "noise of 0 is clipping"],
+    ids=[
+        "top-k at k = d is FedAvg",
+        "random-k at k = d is FedAvg",
+        "all of TopK is FedAvg",
+        "all of RandomK is FedAvg",
+        "noise of 0 is clipping",
+    ],
 )
 def test_limits_to_the_bit(tmp_path: Path, one: Any, other: Any, engine: str) -> None:
     first, second = (fit(tmp_path, *payloads, engine=engine) for payloads in (one, other))
@@ -113,13 +122,22 @@ def test_what_is_packed_has_a_servers_half(tmp_path: Path) -> None:
         fit(tmp_path, Half())
 
 
-@pytest.mark.parametrize("others", [[TopK(2), RandomK(2)], [RandomK(2), TopK(2)], [ClipUpdates(1.0), Packs(), TopK(2)]])
+@pytest.mark.parametrize(
+    "others",
+    [
+        [TopK(2), RandomK(2)],
+        [RandomK(2), TopK(2)],
+        [ClipUpdates(1.0), Packs(), TopK(2)],
+        [package.TopK(), QSGD()],
+        [QSGD(), ClipUpdates(1.0), package.RandomK()],
+    ],
+)
 def test_a_codec_after_another_is_refused(tmp_path: Path, others: Any) -> None:
     with pytest.raises(FederatedError, match="Expected one payload that codes updates, got"):
         fit(tmp_path, *others)
 
 
-@pytest.mark.parametrize("callbacks", [[RandomK(4)], [EVENLY, ClipUpdates(0.1), Noise(1.0)]])
+@pytest.mark.parametrize("callbacks", [[RandomK(4)], [EVENLY, package.TopK(0.2), ClipUpdates(0.1), Noise(1.0)]])
 def test_streams_are_the_same_in_both_engines_and_after_resume(tmp_path: Path, callbacks: Any) -> None:
     one, other = (fit(tmp_path, *callbacks, engine=engine) for engine in ("sequential", "vectorized"))
     assert torch.allclose(one.weights, other.weights, rtol=0, atol=1e-6)

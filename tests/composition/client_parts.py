@@ -31,10 +31,12 @@ from lightning_fed.client_algorithms import (
     PerFedAvg,
     PersonalParameters,
     PFedMe,
+    Stale,
     StatelessSCAFFOLD,
 )
+from lightning_fed.sampling import Arrivals
 
-__all__ = ["ALONE", "BESIDE", "CLIENTS", "CLIENT_LIMITS", "TOGETHER", "UNSENT", "Local"]
+__all__ = ["ALONE", "BESIDE", "CLIENTS", "CLIENT_LIMITS", "LATE", "TOGETHER", "UNSENT", "Local"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ ALONE = {
 # The global model is what it is without them, and what it was at the start.
 BESIDE = {"Ditto": Local(lambda: [Ditto(0.5)]), "APFL": Local(lambda: [APFL(0.5)])}
 UNSENT = {"LocalOnly": Local(lambda: [LocalOnly()], rule="FedAvg", given={"buffers": "local"})}
+# All five arrive in every round, so nobody is late: its own tests let them be, in both engines and other cohorts.
+LATE = {"Stale": Local(lambda: [Stale()], given={"buffers": "keep", "sampler": Arrivals(5, 1.0)})}
 TOGETHER = {
     "FedGA on FedProx": Local(lambda: [FedProx(2.0), FedGA(0.5)], ("FedProx", "FedGA")),
     "FedGA on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedGA(0.5)], ("SCAFFOLD", "FedGA")),

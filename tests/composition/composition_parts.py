@@ -27,11 +27,20 @@ from lightning_fed.masks import (
     SignAgreement,
 )
 from lightning_fed.sampling import ClientSampler
-from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
+from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS, LATE
 from tests.parts import BySizes
 
 ROUNDS, BATCH = 3, 8
-OF_TRAINER = ("precision", "max_rounds", "engine", "chunk_size", "local_epochs", "local_steps", "gradient_clip_val")
+OF_TRAINER = (
+    "precision",
+    "max_rounds",
+    "engine",
+    "chunk_size",
+    "local_epochs",
+    "local_steps",
+    "gradient_clip_val",
+    "sampler",
+)
 # Clients take from one to four steps in a round; one has no samples. Five votes cannot cancel, six can.
 SIZES = {"unequal": (6, 24, 0, 15, 10, 31), "equal": (16, 16, 16, 16, 16, 16)}
 
@@ -213,10 +222,10 @@ def run(
         mask: A name of MASKS or LIMITS.
         sizes: A name of SIZES.
         draws: ``all``, those with samples in another order (``filled``), or ``one`` of these.
-        client: A name of CLIENTS or CLIENT_LIMITS.
+        client: A name of CLIENTS, CLIENT_LIMITS or LATE.
         **options: Options of every aggregator, and those of the trainer named in OF_TRAINER.
     """
-    net, make_mask, local = start(), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS}[client]
+    net, make_mask, local = start(), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS, **LATE}[client]
     options = local.options(**options)
     given = {name: options.pop(name) for name in OF_TRAINER if name in options}
     options.setdefault("weighting", {**RULES, **SPECIAL}[rule].weightings[0])
@@ -224,7 +233,7 @@ def run(
     count = {"filled": int(np.count_nonzero(SIZES[sizes])), "one": 1}.get(draws, 1.0)
     trainer = FederatedTrainer(
         accelerator="cpu", logger=False, callbacks=[aggregator, *local.make()], seed=3,
-        **{"max_rounds": ROUNDS, **given}, sampler=None if draws == "all" else Draws(), clients_per_round=count,
+        **{"max_rounds": ROUNDS, "sampler": None if draws == "all" else Draws(), **given}, clients_per_round=count,
         enable_progress_bar=False, enable_checkpointing=False, default_root_dir="not-written",
     )  # fmt: skip
     trainer.fit(net, make_data(sizes, sum(SIZES[sizes]) if local.full_batch else BATCH))

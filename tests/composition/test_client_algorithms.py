@@ -19,7 +19,7 @@ from lightning_fed.client_algorithms import (
     StatelessSCAFFOLD,
 )
 from lightning_fed.errors import FederatedError
-from tests.composition.client_parts import ALONE, BESIDE, CLIENT_LIMITS, CLIENTS, TOGETHER, UNSENT, Local
+from tests.composition.client_parts import ALONE, BESIDE, CLIENT_LIMITS, CLIENTS, LATE, TOGETHER, UNSENT, Local
 from tests.composition.composition_parts import (
     MASKED,
     MASKS,
@@ -96,8 +96,8 @@ def fit(*callbacks: Any, net: Net | None = None, batch_size: int = 1000, **optio
 
 def test_every_client_algorithm_of_the_package_is_in_the_suite() -> None:
     kinds = {kind for kind in leaves(ClientAlgorithm) if not kind.__name__.startswith("_")} - {LossAlgorithm}
-    apart = {type(local.make()[0]) for local in (*BESIDE.values(), *UNSENT.values())}
-    alone = [local.make() for local in (*ALONE.values(), *BESIDE.values(), *UNSENT.values())]
+    apart = {type(local.make()[0]) for local in (*BESIDE.values(), *UNSENT.values(), *LATE.values())}
+    alone = [local.make() for local in (*ALONE.values(), *BESIDE.values(), *UNSENT.values(), *LATE.values())]
     assert all(len(made) == 1 for made in alone)
     assert {type(made[0]) for made in alone} == kinds, "say in ALONE how the client algorithm is made"
     assert all(kind.__name__ in client_algorithms.__all__ for kind in kinds)
@@ -162,6 +162,15 @@ def test_clients_that_send_nothing_leave_the_global_model_as_it_was() -> None:
     here = run("FedAvg", client="LocalOnly", buffers="local")
     assert torch.equal(here.weights, torch.cat([p.detach().flatten() for p in start().parameters()]))
     assert here.logged["comm/bytes_up"] == here.logged["comm/bytes_down"] == here.logged["comm/rounds"] == 0
+
+
+@pytest.mark.parametrize("rule", graded([(rule,) for rule in RULES], 4, [(rule,) for rule in FEW]))
+def test_clients_that_arrive_late_but_in_time_are_those_of_any_rule_of_updates(rule: str) -> None:
+    if rule in ("FedACG", "FedGMA", "CGW", "FedFV", "QFedAvg", "TERM", "AFL", "FedDGGA"):
+        with pytest.raises(FederatedError, match=f"Expected no {rule} with Stale, as late clients have an older model"):
+            run(rule, client="Stale")
+    else:
+        assert same(run(rule, client="Stale"), run(rule, buffers="keep"))
 
 
 @pytest.mark.parametrize("rule", FEW_RULES)
@@ -309,7 +318,7 @@ def test_pairs_without_meaning_are_refused_by_name_in_either_order(one: Any, oth
             fit(first(), second(), aggregators.FedDynServer())
 
 
-@pytest.mark.parametrize("make", [local.make for local in {**ALONE, **BESIDE, **UNSENT}.values()])
+@pytest.mark.parametrize("make", [local.make for local in {**ALONE, **BESIDE, **UNSENT, **LATE}.values()])
 def test_an_algorithm_given_twice_is_refused(make: Any) -> None:
     (one,), (other,) = make(), make()
     name = type(one).__name__

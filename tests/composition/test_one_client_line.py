@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_fed.cli import FederatedCLI, main
-from tests.composition.client_parts import ALONE, BESIDE, UNSENT
+from tests.composition.client_parts import ALONE, BESIDE, LATE, UNSENT
 from tests.parts import quick_first
 
 pytestmark = pytest.mark.slow
@@ -32,6 +32,7 @@ LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=Ditto", "--client.lam=0.3"), ["Ditto"], {"lam": 0.3}),
     (("--client=APFL", "--client.adaptive=true"), ["APFL"], {"adaptive": True, "alpha": 0.5}),
     (("--client=LocalOnly",), ["LocalOnly"], {}),
+    (("--client=Stale", "--trainer.participation.sampler=Arrivals"), ["Stale"], {"exponent": 0.5}),
     (("--client=FedDyn", "--aggregator=FedDynServer", "--aggregator.alpha=0.3"), ["FedDyn"], {"pull": 0.3}),
     (("--client=FedLC", "--client.tau=0.5"), ["FedLC"], {"tau": 0.5, "absent": 0.0}),
     (("--client=LogitAdjustment", "--client.absent=0.5"), ["LogitAdjustment"], {"tau": 1.0, "absent": 0.5}),
@@ -58,7 +59,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_client_algorithm_has_a_line() -> None:
     named = {name for _, names, _ in LINES for name in names}
-    assert named == {type(local.make()[0]).__name__ for local in {**ALONE, **BESIDE, **UNSENT}.values()}
+    assert named == {type(local.make()[0]).__name__ for local in {**ALONE, **BESIDE, **UNSENT, **LATE}.values()}
 
 
 @pytest.mark.parametrize(("words", "names", "arguments"), quick_first(4, LINES))

@@ -17,8 +17,9 @@ from torchmetrics import CatMetric, MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
+from lightning_fed import callbacks as package
 from lightning_fed.aggregators import FedAdam, FedAvg, FedDGGA, FedGMA, FedNova
-from lightning_fed.callbacks import CentralDP, ClipUpdates, LocalDP
+from lightning_fed.callbacks import QSGD, CentralDP, ClipUpdates, LocalDP
 from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
     FinalPictures,
@@ -38,11 +39,12 @@ from lightning_fed.client_algorithms import (
     FedRep,
     LocalOnly,
     PFedMe,
+    Stale,
 )
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.holdout import DivisionOptions
 from lightning_fed.engines.vectorized import engine as vectorized
-from lightning_fed.sampling import BernoulliAvailability, PoissonSampler, Stragglers, UnequalWork
+from lightning_fed.sampling import Arrivals, BernoulliAvailability, PoissonSampler, Stragglers, UnequalWork
 from tests.callbacks.diagnostics.parts import KeepsTrained
 from tests.callbacks.payloads import Noise, Poisson, RandomK, TopK
 from tests.composition.client_parts import CLIENT_LIMITS, CLIENTS
@@ -592,6 +594,12 @@ def evenly() -> FedAvg:
     return FedAvg(weighting="uniform", buffers="keep")
 
 
+def late(devices: int, folder: Path, engine: str) -> Result:
+    """Two arrivals make a round, of four clients that train at once."""
+    options = {"sampler": Arrivals(4, 1.0), "clients_per_round": 2, "max_rounds": 6}
+    return fit(devices, FedAvg(buffers="local"), Stale(), engine=engine, **options)
+
+
 class Sends(FederatedCallback):
     """Every client sends one thing besides, one client alone another; the model gets both."""
 
@@ -648,6 +656,9 @@ CASES: dict[str, Case] = {
     "payloads at their limits": lambda devices, _: fit(devices, evenly(), TopK(None), ClipUpdates(0.01), Noise(0.0)),
     "payloads": lambda devices, _: fit(devices, evenly(), TopK(3), ClipUpdates(0.01), Noise(0.5)),
     "packed": lambda devices, _: fit(devices, RandomK(7)),
+    "top-k": lambda devices, _: fit(devices, package.TopK(0.1), clients_per_round=4, max_rounds=5),
+    **{f"late | {engine}": partial(late, engine=engine) for engine in ("sequential", "vectorized")},
+    "qsgd": lambda devices, _: fit(devices, QSGD(4)),
     "nobody comes": lambda devices, _: fit(devices, evenly(), Noise(0.5), sampler=Poisson(), clients_per_round=1),
     "central privacy": private,
     "central privacy, secret": partial(private, secret=True),

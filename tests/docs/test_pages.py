@@ -29,6 +29,7 @@ from tests.parts import leaves
 # Blocks that a test cannot run: they need an account, a network or a browser. A new one must be added here on purpose.
 # Those of docs/results take hours, and have a test of their own.
 NOT_RUN = {
+    "docs/algorithms/compression.md": 1,
     "docs/command-line.md": 2,
     "docs/engines.md": 2,
     "docs/foundation-models.md": 1,

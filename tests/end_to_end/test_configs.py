@@ -12,6 +12,7 @@ import yaml
 from lightning_fed.callbacks.diagnostics import ClientEvaluation
 from lightning_fed.cli import FederatedCLI, main
 from lightning_fed.cli.configs_command import with_found_configs
+from lightning_fed.sampling import cohort_size
 from tests.docs.pages import blocks
 from tests.end_to_end.command import REPOSITORY, fit_words, rows, run_folders
 from tests.official_files import pixels, write_cifar, write_emnist, write_tiny_imagenet
@@ -29,6 +30,7 @@ COMPANIONS = {
     "aggregator": "quickstart.yaml",
     "client": "quickstart.yaml",
     "faults": "quickstart.yaml",
+    "payload": "quickstart.yaml",
     "baseline": "quickstart.yaml",
     "privacy": "quickstart.yaml",
 }
@@ -128,7 +130,8 @@ def test_config_trains_a_round(
         return
     assert cli.trainer.callback_metrics["train/loss"] > 0
     sizes = cli.datamodule.split.sizes
-    clients = min(max(2, cli.trainer.aggregator.min_clients), len(sizes))
+    drawn = cohort_size(cli.trainer.options.clients_per_round, len(sizes))
+    clients = min(max(2, cli.trainer.aggregator.min_clients), drawn)
     batches = [min(int(size), cli.datamodule.batch_size) for size in (sizes.min(), sizes.max())]
     assert clients * batches[0] <= cli.trainer.totals["samples"] <= clients * batches[1]
     assert list(tmp_path.iterdir()) == []
