@@ -25,7 +25,9 @@ from lightning_fed.aggregators import Aggregator
 from lightning_fed.callbacks.payload import payloads_of
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.files import WriteError, write_atomically
+from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.core.user_code import describe
+from lightning_fed.engines import Engine
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoints import find_checkpoint, find_to_train
 from lightning_fed.runs.folder import RunFolder, create_run, fingerprint
@@ -35,7 +37,7 @@ from lightning_fed.trainer.evaluation import say_whose
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import TrainerOptions
 
-__all__ = ["Bookkeeping", "StopRequest", "going_on", "graceful_stop"]
+__all__ = ["Bookkeeping", "StopRequest", "going_on", "graceful_stop", "round_costs"]
 
 
 @contextmanager
@@ -276,3 +278,32 @@ class Bookkeeping:
         if config is not None and config.is_file():
             return f"resume with: lightning-fed fit --config {shlex.quote(str(config))} --ckpt_path last"
         return "resume with: fit(model, datamodule, ckpt_path='last')"
+
+
+def round_costs(trainer: LightningNames, engine: Engine, update: ReducedUpdate) -> dict[str, int]:
+    """Counts what one round adds to the totals.
+
+    Each client that entered gets the model and sends its update, which says its bytes, and what it sends besides
+    (``Update.sums``): one communication round. Gradients and what methods send down have the model's length d; buffers
+    travel with the model if they are averaged. An exchange before training (gradients up, their mean down) is a
+    communication round of its own, however many methods use it; where nothing is sent there is none.
+    Reductions, losses and counts are scalars and not counted. ``gradients`` are samples whose gradient was computed, or
+    their loss alone for a rule that asks for the clients' losses.
+    """
+    aggregator = trainer.aggregator
+    algorithms = [callback for callback in trainer.callbacks if isinstance(callback, ClientAlgorithm)]
+    exchanges, by_rule = int(engine.start_gradients.exchanged), bool(aggregator.all_needs & Need.ANY_GRADIENT)
+    at_start = any(algorithm.sends_gradient for algorithm in algorithms)
+    at_start |= by_rule and aggregator.gradient_at == "start"
+    sends_gradient = (at_start and not exchanges) + (by_rule and aggregator.gradient_at != "start")
+    down = 1 + aggregator.vectors_down + sum(algorithm.vectors_down for algorithm in algorithms)
+    vector = trainer.vector.numel * trainer.vector.data.element_size()
+    buffers = trainer.buffers.num_bytes if trainer.buffers.policy == "average" else 0
+    clients = update.num_clients
+    return {
+        "samples": engine.counts.samples,
+        "gradients": engine.counts.samples + engine.counts.gradients,
+        "comm/rounds": bool(down or sends_gradient or engine.counts.bytes_up) + exchanges if clients else 0,
+        "comm/bytes_down": ((down + exchanges) * vector + buffers) * clients,
+        "comm/bytes_up": engine.counts.bytes_up + ((sends_gradient + exchanges) * vector + buffers) * clients,
+    }

@@ -38,8 +38,7 @@ from lightning_fed.engines.watch import HookGuard
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.log import RunLog
 from lightning_fed.sampling import CohortDraw
-from lightning_fed.trainer.bookkeeping import StopRequest, going_on
-from lightning_fed.trainer.costs import round_costs
+from lightning_fed.trainer.bookkeeping import StopRequest, going_on, round_costs
 from lightning_fed.trainer.evaluation import evaluate
 from lightning_fed.trainer.lightning_names import LightningNames
 
