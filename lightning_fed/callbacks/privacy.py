@@ -120,7 +120,7 @@ class CentralDP(_Accounted):
         if self.delta * (clients := len(trainer.client_sizes)) >= 1:
             rank_zero_warn(
                 f"`delta` of CentralDP is {self.delta:g} for {clients} clients: publishing the data of one of them "
-                "would keep to it too; lower it below one over their number."
+                "would do too; lower it below one over their number."
             )
         self.of_count, self.of_mean = self.count_noise or trainer.cohort_size / 20, self.z
         if self.quantile is not None:

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import Aggregator, FedAdam, FedAvg, FedAvgM, FedYogi
 from lightning_fed.callbacks import CentralDP, ClipUpdates, LocalDP
+from lightning_fed.cli import FederatedCLI
 from lightning_fed.core.updates import Client, ReducedUpdate, Update
 from lightning_fed.functional.privacy import gaussian_epsilon
 from lightning_fed.masks import MaskControl, NoiseFloorMask
 from lightning_fed.sampling import PoissonSampler, UniformSampler
 from tests.callbacks.payloads import TopK
+from tests.end_to_end.command import REPOSITORY, fit_words, run_folders
 from tests.parts import FEATURES, Classifier, built, federated_data, federated_trainer
 
 pytest.importorskip("dp_accounting", reason="pip install 'lightning_fed[privacy]'")
@@ -339,6 +341,18 @@ def test_noise_from_the_system_is_another_each_time(tmp_path: Path) -> None:
     runs = [fit(tmp_path, payload) for _ in range(2)]
     assert not torch.allclose(runs[0].weights, runs[1].weights, atol=1e-4)
     assert "from the operating system" in payload.about
+
+
+@pytest.mark.parametrize(("secret", "source"), [("false", "the seed of the run"), ("true", "the operating system")])
+def test_the_config_of_a_run_names_noise_and_accountant(tmp_path: Path, secret: str, source: str) -> None:
+    file = REPOSITORY / "configs" / "privacy" / "central_dp.yaml"
+    FederatedCLI(fit_words(tmp_path, 1, f"--config={file}", f"--trainer.callbacks.secret={secret}"))
+    (run,) = run_folders(tmp_path)
+    (line,) = [each for each in (run / "config.yaml").read_text().splitlines() if each.startswith("# CentralDP")]
+    assert line.startswith(
+        f"# CentralDP: noise 0.9114 from {source}, each client drawn with probability 0.5; epsilon up"
+    )
+    assert line.endswith("after 1 rounds at delta 1e-05, by the accountant rdp")
 
 
 def test_a_mask_may_read_what_has_noise(tmp_path: Path) -> None:
