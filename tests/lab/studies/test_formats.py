@@ -159,7 +159,7 @@ def test_the_title_says_the_statistic_in_words(statistic: list[str], said: str) 
 
 
 def test_csv_has_the_numbers_as_measured(table: StudyTable) -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text(table_lines(table)))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(table_lines(STUDY, table)))))
     assert [(row["rule"], row["data set"]) for row in rows[:2]] == [("FedAvg", "mnist"), ("FedAvg", "fmnist")]
     first, last = rows[0], rows[-1]
     assert (first["metric"], first["statistic"], first["seeds"], first["mean"]) == ("test/acc", "best", "2", "0.8065")
@@ -220,7 +220,7 @@ def test_methods_may_be_columns() -> None:
     (block, *_) = study_blocks(study, some_results(), table)
     assert block.lines[0] == ["data set", "FedAvg", "FedAvg, masked"]
     assert block.lines[-1] == ["average rank", "2.00", "1.00"]
-    assert [line[table_lines(table)[0].index("average_rank")] for line in table_lines(table)[1:]] == [
+    assert [line[table_lines(study, table)[0].index("average_rank")] for line in table_lines(study, table)[1:]] == [
         "2",
         "1",
         "2",
