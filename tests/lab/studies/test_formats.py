@@ -83,6 +83,13 @@ The same in all cells: data set = mnist.
     )
 
 
+def test_only_a_study_with_profiles_names_the_one_that_was_run() -> None:
+    assert "Profile `cpu`: fewer rounds." in heading(STUDY, some_results())
+    full = replace(some_results(), profile="full")
+    assert "Profile `full`." in heading(STUDY, full)
+    assert not any("Profile" in line for line in heading(replace(STUDY, profiles={}), full))
+
+
 def test_latex_has_whole_tables_and_escapes() -> None:
     lines = [["a_b & c", "50 %", "#{x}~^"], ["[1]", "-0.5 ± 0.1*", "non-iid"], ["$\\", "< 0.001", "1e-05"]]
     text = as_latex(["Title"], [Block("T_1", lines, 1, "*: 5 %.")], ["N"])
