@@ -122,8 +122,8 @@ def csv_text(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
     return text.getvalue()
 
 
-def png(figure: Any, dpi: float | str = "figure") -> bytes:
-    """Returns a matplotlib figure as the bytes of a PNG file."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi)
+def png(figure: Any, dpi: float | str = "figure", kind: str = "png") -> bytes:
+    """Returns a matplotlib figure as the bytes of a PNG file, or of another kind; the same bytes each time."""
+    drawn, undated = io.BytesIO(), {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    figure.savefig(drawn, format=kind, dpi=dpi, metadata=undated.get(kind))
     return drawn.getvalue()

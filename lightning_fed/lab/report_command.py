@@ -67,11 +67,8 @@ def _report_runs(options: argparse.Namespace) -> None:
         notes.append(f"The best of {metric} is not known by its name: say it by `--goal min` or `--goal max`.")
     table, tables = replace(table, notes=tuple(notes)), study_blocks(study, results, table, best=options.best)
     kind = options.format or "png"
-    contents = {
-        kind: drawn(kind, study, results, table, tables, options.width),
-        "csv": csv_text(_lines(table)).encode(),
-    }
-    written = _write(options, contents)
+    content = drawn(kind, study, results, table, tables, options.width)
+    written = _write(options, {kind: content, "csv": csv_text(_lines(table)).encode()})
     print(as_text(tables, [*notes, f"written: {', '.join(map(str, written))}"]))
 
 

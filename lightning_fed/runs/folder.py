@@ -39,11 +39,9 @@ LAST_GOOD = "last_good"
 # The file with the goals of metrics, as their objects say them, where the names do not.
 GOALS = "goals.json"
 
-# Classes whose names in a config were longer once.
-_EXPORTED = re.compile(
-    r'(?<="lightning_fed\.callbacks\.)(?='
-    r'(?:ClientEvaluation|DistributionGap|FinalPictures|GradientDissimilarity|UpdateAgreement|UpdateGeometry)")'
-)
+# Before classes that were named with another package once.
+_DIAGNOSTICS = "ClientEvaluation|DistributionGap|FinalPictures|GradientDissimilarity|UpdateAgreement|UpdateGeometry"
+_EXPORTED = re.compile(rf'(?<="lightning_fed\.callbacks\.)(?=({_DIAGNOSTICS})")')
 # Options that do not change the numbers of a round: length of the run, folders, display, and number of processes.
 _LENGTH = (
     "max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states", "devices", "num_nodes",

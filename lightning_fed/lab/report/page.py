@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from lightning_fed.cli.yaml_loader import read_yaml
 from lightning_fed.core.files import read_regular
@@ -17,10 +17,10 @@ from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.plots import curves_html
 from lightning_fed.lab.report.summary import counted
 from lightning_fed.runs.folder import read_rows
-from lightning_fed.runs.statistics import Goal, known_goal, mean_of
+from lightning_fed.runs.statistics import mean_of
 
 __all__ = [
-    "MOST_LINES", "Goals", "client_table", "coded", "config_differences", "details_of_runs", "differing", "html_table",
+    "MOST_LINES", "client_table", "coded", "config_differences", "details_of_runs", "differing", "html_table",
     "in_pairs", "run_options", "section", "split_pictures", "whole_page",
 ]  # fmt: skip
 
@@ -41,24 +41,19 @@ _NO_DIFFERENCE = ("seed_everything", "trainer.seed", "trainer.name", "trainer.de
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-Goals: TypeAlias = Mapping[str, Goal | None]
-
-
 def details_of_runs(methods: Sequence[Method], axes: Sequence[str], shown: Collection[str]) -> list[str]:
     """Makes a section for each kind of content in run folders that is not ``shown`` already.
 
     Metrics of single layers, and of too many methods for one picture, are tables instead of curves.
     """
     columns = sorted({column for method in methods for run in method.runs for column in run.columns} - {*shown})
-    said = {name: goal for method in methods for run in method.runs for name, goal in run.goals.items()}
     parts = []
     for title, wanted in _DRAWN.items():
         first = {column: column.partition("/")[0] for column in columns}
         found = [name for name in columns if first[name] in wanted or (not wanted and first[name] not in _NO_METRICS)]
         drawn = [column for column in found if column.count("/") <= 1 and len(methods) <= MOST_LINES]
         listed = _at_last(methods, [column for column in found if column not in drawn])
-        goals = {column: None if wanted else known_goal(column, said.get(column)) for column in drawn}
-        parts.append(section(title, [*_curves(methods, goals, axes, title.split()[0].lower()), *listed]))
+        parts.append(section(title, [*_curves(methods, drawn, axes, title.split()[0].lower()), *listed]))
     differences = config_differences(methods)
     parts.append(section("What differs between the methods", [html_table(differences)] if differences else []))
     pictures = [_picture(picture, names) for picture, names in split_pictures(methods).items()]
@@ -87,10 +82,9 @@ def section(title: str, parts: Sequence[str]) -> str:
     return "\n".join([f"<h2>{title}</h2>", *parts]) if parts else ""
 
 
-def _curves(methods: Sequence[Method], goals: Goals, axes: Sequence[str], name: str) -> list[str]:
-    """Draws the metrics of which the goals are given, as far as they are known."""
+def _curves(methods: Sequence[Method], metrics: Sequence[str], axes: Sequence[str], name: str) -> list[str]:
     numbered = dict(enumerate(methods))
-    return in_pairs([curves_html(numbered, *one, axes, f"{name}-{i}") for i, one in enumerate(goals.items())])
+    return in_pairs([curves_html(numbered, metric, axes, f"{name}-{i}") for i, metric in enumerate(metrics)])
 
 
 def in_pairs(figures: Sequence[str]) -> list[str]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from html import escape
-from io import BytesIO
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fed.core.files import png
 from lightning_fed.errors import import_extra
 from lightning_fed.lab.common import no_mathematics
 from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.summary import counted, is_share, spent
-from lightning_fed.runs.statistics import Goal
+from lightning_fed.runs.statistics import known_goal
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -95,15 +95,10 @@ def picture(panels: Panels, x: str, kind: str, width: float | None = None) -> by
 
     style: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "lightning_fed"}
     if width:
-        style |= {"font.size": _PAPER} | dict.fromkeys(
-            ("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), "small"
-        )
-    undated: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    drawn = BytesIO()
+        small = ("xtick.labelsize", "ytick.labelsize", "legend.fontsize")
+        style |= {"font.size": _PAPER, **dict.fromkeys(small, "small")}
     with rc_context(style):
-        figure = panels_figure(panels, x, width)
-        figure.savefig(drawn, format=kind, dpi=300 if width else 150, metadata=undated.get(kind))
-    return drawn.getvalue()
+        return png(panels_figure(panels, x, width), 300 if width else 150, kind)
 
 
 def panels_figure(panels: Panels, x: str = "round", width: float | None = None) -> Figure:
@@ -203,18 +198,20 @@ def _label(axes: Axes, x: str) -> None:
     axes.margins(x=0.01)
 
 
-def curves_html(methods: Mapping[int, Method], metric: str, goal: Goal | None, axes: Sequence[str], name: str) -> str:
+def curves_html(methods: Mapping[int, Method], metric: str, axes: Sequence[str], name: str) -> str:
     """Draws a line per method and, from two seeds on, a band of one standard deviation on either side.
 
     The number of a method sets its colour in all charts. A method is left out if one of its runs did not measure the
     metric. If all methods measured it only once, they are points. The reader can choose the axis; the first is shown at
-    the start. The ``goal`` stands beside the metric. ``name`` is the id of the element, unique in the page, which must
-    load plotly.js.
+    the start. The goal stands beside the metric, if its name or a run tells it. ``name`` is the id of the element,
+    unique in the page, which must load plotly.js.
     """
     drawn = {i: method for i, method in methods.items() if all(metric in run.columns for run in method.runs)}
     curves = {x: {i: curve(method, metric, x) for i, method in drawn.items()} for x in axes}
     at_first = curves[axes[0]]
     axis = _value_axis(metric, [value for _, mean, _ in at_first.values() for value in mean.tolist()])
+    told = (run.goals.get(metric) for method in drawn.values() for run in method.runs)
+    goal = known_goal(metric, next(filter(None, told), None))
     axis["title"]["text"] += {"min": ", less is better", "max": ", more is better", None: ""}[goal]
     if ends := limits(at_first.values(), "tickformat" in axis):
         axis["range"] = ends

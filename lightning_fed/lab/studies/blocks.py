@@ -31,7 +31,7 @@ def heading(study: Study, results: StudyResults) -> list[str]:
     size = f"Profile `{results.profile}`" + (f": {profile.why}." if profile and profile.why else ".")
     source = [f"Source: {study.source}."] if study.source else []
     opened = ["Left open by the source:", *(f"- {one}" for one in study.open)] if study.open else []
-    return [study.title, *source, *([size] if results.profile else []), *opened]
+    return [study.title, *source, *([size] if results.profile and study.profiles else []), *opened]
 
 
 def study_blocks(
@@ -60,10 +60,9 @@ def drawn(
     if kind in KINDS:
         return picture(formats.panels_of(table), x, kind, width)
     if kind == "html":
-        goals = {str(metric): study.report.goal_in(metric) for metric in study.report.metric}
-        return formats.study_page(text, blocks, table, x, goals, tuning_charts(study, results.trials)).encode()
+        return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials)).encode()
     if kind == "csv":
-        return csv_text(table_lines(table), end="\n").encode()
+        return csv_text(table_lines(study, table), end="\n").encode()
     if kind == "tex":
         return formats.as_latex(text, blocks, table.notes, study.name or "runs").encode()
     return formats.as_markdown(text, blocks, table.notes).encode()
@@ -223,7 +222,7 @@ def _signed(value: float, percent: bool) -> str:
     return f"{100 * value:+.2f}" if percent else f"{value:+.3g}"
 
 
-def table_lines(table: StudyTable) -> list[list[str]]:
+def table_lines(study: Study, table: StudyTable) -> list[list[str]]:
     """Returns the table with a line for each cell and unscaled numbers: accuracies are in [0, 1]."""
     axes = list(dict.fromkeys([*table.row_axes, *table.column_axes, "metric", "statistic"]))
     lines = [[*axes, *_COLUMNS]]
@@ -231,7 +230,9 @@ def table_lines(table: StudyTable) -> list[list[str]]:
     ranks = dict(zip(methods, table.ranks or [None] * len(methods), strict=True))
     for (row, column), cell in table.cells.items():
         rank = ranks[column if table.methods_are_columns else row]
-        lines.append([*(cell.names[axis] for axis in axes), *_numbers(cell, rank)])
+        edges = edges_of(study, cell.names, cell.runs[0].chosen)
+        told = "; ".join(f"{option} {side}" for option, side in edges.items())
+        lines.append([*(cell.names[axis] for axis in axes), *_numbers(cell, rank), told])
     return lines
 
 
@@ -258,8 +259,7 @@ def _numbers(cell: TableCell, rank: float | None) -> list[str]:
         *((reached.mean, reached.std) if reached else (None, None)), *judged,
     ]  # fmt: skip
     texts = ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]
-    at_edge = "; ".join(f"{option} {side}" for option, side in cell.edges.items())
-    return [*texts, cell.verdict.word if cell.verdict else "", at_edge]
+    return [*texts, cell.verdict.word if cell.verdict else ""]
 
 
 def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:
@@ -267,21 +267,17 @@ def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:
     axes, (first, *others) = tuned_per(study), _names(trials)
     shown = [name.removesuffix(BESIDE) for name in others]
     lines = [[*axes, "chosen", first, *(word for name in shown for word in (f"best for {name}", name))]]
-    sides = list[dict[str, str]]()
     for key, attempts in _groups(axes, trials).items():
         chosen, value = _best(first, attempts, _goal(study, first))
         options = attempts[chosen][0].options if chosen else {}
-        sides.append(at := edges_of(study, dict(zip(axes, key, strict=True)), options))
+        at = edges_of(study, dict(zip(axes, key, strict=True)), options)
         marked = (f"{option} {it}" + (f" ({at[option]})" if option in at else "") for option, it in options.items())
         beside = (_best(name, attempts, _goal(study, name)) for name in others)
         lines.append([*key, ", ".join(marked), value, *(word for pair in beside for word in pair)])
     seeds = len(study.tune.seeds)
     over = "one seed" if seeds == 1 else f"mean over {counted(seeds, 'seed')}"
-    note = f"The runs use the chosen values, the best by {first}, {over}."
-    if others:
-        note += " The other columns show what other metrics would have chosen; they decide nothing."
-    if any(sides):
-        note += " (smallest), (largest): at that edge of its grid."
+    note = f"The runs use the chosen values, the best by {first}, {over}; (smallest), (largest): at an edge."
+    note += " The other columns show what other metrics would have chosen; they decide nothing." * bool(others)
     return without_constants(Block("Tuned options", lines, len(axes), note, name="tuned"))
 
 

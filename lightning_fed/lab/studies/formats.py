@@ -9,31 +9,14 @@ from itertools import groupby
 
 from lightning_fed.errors import import_extra
 from lightning_fed.lab.common import aligned, column_head, one_line
+from lightning_fed.lab.report import page
 from lightning_fed.lab.report.load import MeasuredRun, Method
-from lightning_fed.lab.report.page import (
-    MOST_LINES,
-    Goals,
-    coded,
-    details_of_runs,
-    html_table,
-    in_pairs,
-    section,
-    whole_page,
-)
 from lightning_fed.lab.report.plots import AXES, curves_html
 from lightning_fed.lab.report.summary import is_measured
 from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.table import StudyTable, TableCell
 
-__all__ = [
-    "Block",
-    "as_latex",
-    "as_markdown",
-    "as_text",
-    "panels_of",
-    "study_page",
-    "without_constants",
-]
+__all__ = ["Block", "as_latex", "as_markdown", "as_text", "panels_of", "study_page", "without_constants"]
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -173,7 +156,7 @@ def _latex(text: str) -> str:
 
 
 def study_page(
-    text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, goals: Goals, tuning: Sequence[str] = ()
+    text: Sequence[str], blocks: Sequence[Block], table: StudyTable, x: str, tuning: Sequence[str] = ()
 ) -> str:
     """Makes the interactive page of a study.
 
@@ -184,18 +167,18 @@ def study_page(
     axes = [x, *(name for name in AXES if runs and name != x and is_measured(runs, name))]
     curves = []
     for index, ((title, metric), methods) in enumerate(panels_of(table).items()):
-        heading = f"<h3>{coded(title)}</h3>" if title else ""
-        curves.append(f"<div>{heading}{curves_html(methods, metric, goals.get(metric), axes, f'curves-{index}')}</div>")
+        heading = f"<h3>{page.coded(title)}</h3>" if title else ""
+        curves.append(f"<div>{heading}{curves_html(methods, metric, axes, f'curves-{index}')}</div>")
     body = (
-        f"<h1>{coded(text[0])}</h1>",
+        f"<h1>{page.coded(text[0])}</h1>",
         _rendered(text[1:]),
         _block(blocks[0], table.notes),
-        section("Curves", in_pairs(curves)),
+        page.section("Curves", page.in_pairs(curves)),
         *map(_block, blocks[1:]),
-        section("Tuning", in_pairs(tuning)),
-        *details_of_runs(runs, axes, {cell.names["metric"] for cell in table.cells.values()}),
+        page.section("Tuning", page.in_pairs(tuning)),
+        *page.details_of_runs(runs, axes, {cell.names["metric"] for cell in table.cells.values()}),
     )
-    return whole_page(text[0], body)
+    return page.whole_page(text[0], body)
 
 
 def _rendered(parts: Sequence[str]) -> str:
@@ -206,9 +189,9 @@ def _rendered(parts: Sequence[str]) -> str:
 
 
 def _block(block: Block, notes: Sequence[str] = ()) -> str:
-    lines = [f"<h2>{coded(block.title)}</h2>", *([f"<p>{coded(block.above)}</p>"] if block.above else [])]
-    lines.append(html_table(block.lines, sortable=True))
-    return "\n".join([*lines, *(f"<p>{coded(note)}</p>" for note in (block.note, *notes) if note)])
+    lines = [f"<h2>{page.coded(block.title)}</h2>", *([f"<p>{page.coded(block.above)}</p>"] if block.above else [])]
+    lines.append(page.html_table(block.lines, sortable=True))
+    return "\n".join([*lines, *(f"<p>{page.coded(note)}</p>" for note in (block.note, *notes) if note)])
 
 
 def panels_of(table: StudyTable) -> dict[tuple[str, str], dict[int, Method]]:
@@ -237,7 +220,7 @@ def _sides(table: StudyTable) -> tuple[list[str], list[str]]:
     Methods are lines. If there are more methods than distinct colours, only the axes of the baseline are lines.
     """
     lines = table.column_axes if table.methods_are_columns else table.row_axes
-    if table.baseline and len(table.columns if table.methods_are_columns else table.rows) > MOST_LINES:
+    if table.baseline and len(table.columns if table.methods_are_columns else table.rows) > page.MOST_LINES:
         lines = table.baseline
     axes = [axis for axis in (*table.row_axes, *table.column_axes) if axis not in ("seed", "metric", "statistic")]
     return [axis for axis in axes if axis in lines], [axis for axis in _differing(table) if axis not in lines]

@@ -41,10 +41,9 @@ def _ends(offered: list[object] | Space) -> tuple[float, float]:
     if not isinstance(offered, Space):
         numbers = [float(name_of(value)) for value in offered]
         return min(numbers), max(numbers)
-    low, high = offered.low, offered.high
-    if offered.log:
-        return low * (high / low) ** _NEAR, high * (low / high) ** _NEAR
-    return low + _NEAR * (high - low), high - _NEAR * (high - low)
+    low, high, room = offered.low, offered.high, _NEAR * (offered.high - offered.low)
+    ratio = (high / low) ** _NEAR if offered.log else 1.0
+    return (low * ratio, high / ratio) if offered.log else (low + room, high - room)
 
 
 def at_edge(study: Study, chosen: Iterable[tuple[Mapping[str, str], Mapping[str, object]]]) -> str:

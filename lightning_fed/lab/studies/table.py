@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -12,7 +12,6 @@ from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.report.summary import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
 from lightning_fed.lab.studies import comparison
 from lightning_fed.lab.studies.cells import combinations
-from lightning_fed.lab.studies.grid import edges_of
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import TO_TARGET, StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import Report, Study, reported_axes
@@ -38,7 +37,6 @@ class TableCell:
     p_holm: float = math.nan  # p-value of the difference, adjusted for all tests of the table
     published: Figure | None = None
     verdict: comparison.Verdict | None = None  # on the published gain, or the smallest of interest
-    edges: Mapping[str, str] = field(default_factory=dict)  # of tuned options: smallest or largest of its grid
 
     @property
     def summary(self) -> Summary:
@@ -159,11 +157,10 @@ def _cells(study: Study, runs: Sequence[StudyRun], row_axes: Key, column_axes: K
             f"Expected `report.target` in [0, 1], as {first} is measured, got {target:g}: write {target / 100:g} for "
             f"{target:g} %.",
         )
-    return {key: _cell(names, cell, shares[names["metric"]], study) for key, (names, cell) in groups.items()}
+    return {key: _cell(names, cell, shares[names["metric"]], study.report) for key, (names, cell) in groups.items()}
 
 
-def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, study: Study) -> TableCell:
-    report, edges = study.report, edges_of(study, names, runs[0].chosen)
+def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, report: Report) -> TableCell:
     metric, curves = names["metric"], [run.curves[names["metric"]] for run in runs]
     goal, target = report.goal_in(metric), report.target if metric == report.metric[0] else None
     if target is not None or names["statistic"] == "best":
@@ -173,7 +170,7 @@ def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, study:
     if target is not None:
         rounds = [None if is_lost(curve) else first_as_good(curve, metric, target, goal) for curve in curves]
         reached = summarize_found([math.nan if at is None else at for at in rounds])
-    cell = TableCell(names, tuple(runs), values, percent, reached, edges=edges)
+    cell = TableCell(names, tuple(runs), values, percent, reached)
     return replace(cell, percent=False) if cell.is_cost else cell
 
 

@@ -83,6 +83,13 @@ The same in all cells: data set = mnist.
     )
 
 
+def test_only_a_study_with_profiles_names_the_one_that_was_run() -> None:
+    assert "Profile `cpu`: fewer rounds." in heading(STUDY, some_results())
+    full = replace(some_results(), profile="full")
+    assert "Profile `full`." in heading(STUDY, full)
+    assert not any("Profile" in line for line in heading(replace(STUDY, profiles={}), full))
+
+
 def test_latex_has_whole_tables_and_escapes() -> None:
     lines = [["a_b & c", "50 %", "#{x}~^"], ["[1]", "-0.5 ± 0.1*", "non-iid"], ["$\\", "< 0.001", "1e-05"]]
     text = as_latex(["Title"], [Block("T_1", lines, 1, "*: 5 %.")], ["N"])
@@ -159,7 +166,7 @@ def test_the_title_says_the_statistic_in_words(statistic: list[str], said: str) 
 
 
 def test_csv_has_the_numbers_as_measured(table: StudyTable) -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text(table_lines(table)))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(table_lines(STUDY, table)))))
     assert [(row["rule"], row["data set"]) for row in rows[:2]] == [("FedAvg", "mnist"), ("FedAvg", "fmnist")]
     first, last = rows[0], rows[-1]
     assert (first["metric"], first["statistic"], first["seeds"], first["mean"]) == ("test/acc", "best", "2", "0.8065")
@@ -220,7 +227,7 @@ def test_methods_may_be_columns() -> None:
     (block, *_) = study_blocks(study, some_results(), table)
     assert block.lines[0] == ["data set", "FedAvg", "FedAvg, masked"]
     assert block.lines[-1] == ["average rank", "2.00", "1.00"]
-    assert [line[table_lines(table)[0].index("average_rank")] for line in table_lines(table)[1:]] == [
+    assert [line[table_lines(study, table)[0].index("average_rank")] for line in table_lines(study, table)[1:]] == [
         "2",
         "1",
         "2",

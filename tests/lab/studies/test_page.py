@@ -49,7 +49,7 @@ def page_of(table: StudyTable, folders: dict[str, MeasuredRun]) -> str:
     }
     table = replace(table, cells=cells)
     blocks, charts = study_blocks(STUDY, some_results(), table), tuning_charts(STUDY, some_results().trials)
-    return study_page(heading(STUDY, some_results()), blocks, table, "round", {"test/acc": "max"}, charts)
+    return study_page(heading(STUDY, some_results()), blocks, table, "round", charts)
 
 
 def test_tables_alone_make_a_page_of_tables_curves_and_tuning(table: StudyTable) -> None:
@@ -87,7 +87,7 @@ def test_one_method_has_one_colour_in_every_panel() -> None:
     pytest.importorskip("plotly")
     runs = [run for run in some_results().runs if run.axes != {"rule": "FedAvg", "data set": "fmnist"}]
     table = study_table(STUDY, replace(some_results(), runs=tuple(runs)))
-    figures = Page(study_page(["T"], study_blocks(STUDY, some_results(), table)[:1], table, "round", {})).figures()
+    figures = Page(study_page(["T"], study_blocks(STUDY, some_results(), table)[:1], table, "round")).figures()
     colours = [{trace["name"]: trace["line"]["color"] for trace in traces} for traces, _ in figures]
     assert len(colours) == 2
     assert colours[1] == {"FedAvg, masked (2 seeds)": colours[0]["FedAvg, masked (2 seeds)"]}
@@ -110,7 +110,7 @@ def test_the_choice_is_by_means_over_whole_trials() -> None:
         ["rule", "chosen", "acc", "best for loss", "loss"],
         ["FedAvg", "lr 0.2", "60.00 %", "lr 0.1", "1"],
     ]
-    assert block.note.startswith("The runs use the chosen values, the best by acc, mean over 2 seeds.")
+    assert block.note.startswith("The runs use the chosen values, the best by acc, mean over 2 seeds; ")
     (chart,) = charts_of(study, trials)
     tried, chosen = chart[0]
     assert (tried["x"], tried["y"]) == ([0.1, 0.2], pytest.approx([0.55, 0.6]))
