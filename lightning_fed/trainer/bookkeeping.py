@@ -129,7 +129,9 @@ class Bookkeeping:
         config, parts = self.config(trainer), dict[str, list[Any]](aggregator=[], client=[], callbacks=[])
         for callback, described in self._given:
             kinds = {"aggregator": Aggregator, "client": ClientAlgorithm, "callbacks": Callback}
-            parts[next(name for name, kind in kinds.items() if isinstance(callback, kind))].append(described)
+            parts[next((name for name, kind in kinds.items() if isinstance(callback, kind)), "callbacks")].append(
+                described
+            )
         parts["aggregator"] = parts["aggregator"] or [describe(trainer.aggregator)]
         named: dict[str, Any] = {name: found[0] if len(found) == 1 else found for name, found in parts.items()}
         return {**config, "trainer": {**config["trainer"], "callbacks": named.pop("callbacks") or None}, **named}

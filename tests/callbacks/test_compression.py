@@ -42,7 +42,7 @@ def some_update(size: int = SIZE, seed: int = 0) -> Tensor:
 
 def test_every_codec_of_the_package_is_in_the_suite() -> None:
     payloads = {kind.__name__ for kind in leaves(Payload) if not kind.__name__.startswith("_")}
-    assert payloads == {*CODECS, "ClipUpdates"}
+    assert payloads == {*CODECS, "ClipUpdates", "CentralDP", "LocalDP"}
     assert payloads <= set(callbacks.__all__)
 
 
