@@ -136,7 +136,7 @@ def test_mistakes_are_one_sentence(
 
 def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["data", "--help"])
+        main(["data", "--help", "all"])
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: lightning-fed data")
