@@ -1,6 +1,6 @@
 """The command line: ``lightning-fed``, ``python -m lightning_fed`` and ``python cli.py`` are the same program.
 
-All of it is loaded on first use, as the root of the package registers commands here whenever it is imported.
+Only what answers without Lightning is loaded here, as the root of the package registers commands at every import.
 """
 
 from collections.abc import Callable
@@ -39,24 +39,6 @@ OF_TRAINER = {
 """The commands that are methods of the trainer, with what ``--help`` says of each."""
 
 
-def main(args: list[str] | None = None) -> None:
-    """Runs one command.
-
-    Args:
-        args: Command-line arguments, None for those of the process. ``--debug`` anywhere, or the variable
-            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes. With ``--safe_imports NAMES`` anywhere, or the
-            variable ``LIGHTNING_FED_SAFE_IMPORTS``, options may name only these classes and functions and those of this
-            package. Both last until the process ends, and hold for the processes that it starts.
-
-    Raises:
-        SystemExit: With 2 after a mistake on the command line or in a config file, 1 after a later mistake, 130 after
-            Ctrl-C, 128 + the signal's number if a signal ended the training.
-    """
-    from lightning_fed.cli.program import run
-
-    run(args)
-
-
 def __getattr__(name: str) -> Any:
     """Loads ``FederatedCLI`` when it is asked for."""
     if name == "FederatedCLI":
@@ -64,3 +46,6 @@ def __getattr__(name: str) -> Any:
 
         return FederatedCLI
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+from lightning_fed.cli.main import main  # noqa: E402  # it reads what is above

@@ -145,6 +145,16 @@ class Engine:
         self.assignment = Assignment(self.processes, (self.state.client_states, self.state.buffers), most)
         self.state.client_states.elsewhere, self.state.start_gradients = self.assignment.elsewhere, self.start_gradients
 
+    @property
+    def samples(self) -> int:
+        """Samples that went through local steps in this round."""
+        return self.counts.samples
+
+    @property
+    def max_steps(self) -> int:
+        """Local steps of the round's client that took most."""
+        return self.counts.max_steps
+
     def train(self, cohort: Cohort) -> ReducedUpdate:
         """Trains every client of the cohort and reduces their updates.
 

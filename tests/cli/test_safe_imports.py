@@ -81,7 +81,7 @@ def test_variables(mistake, monkeypatch):
             "torch.optim.lr_scheduler.StepLR",
             "torch.optim.Adam.load_state_dict",
             "torch.optim.Adam.mro",
-            "lightning_fed.cli.program.run",
+            "lightning_fed.cli.main.main",
             "torch.hub.load",
             "lightning_fed.models.ImageClassifier.load_from_checkpoint",
             "tests.cli.parts.Plain.load_from_checkpoint",

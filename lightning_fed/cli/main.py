@@ -13,7 +13,7 @@ from lightning_fed import cli
 from lightning_fed.cli.exits import exit_with, mistakes_in_one_sentence, open_streams, output_is_written
 from lightning_fed.errors import FederatedError, expect_variables
 
-__all__ = ["ABOUT", "run"]
+__all__ = ["ABOUT", "main"]
 
 _SAFE = "LIGHTNING_FED_SAFE_IMPORTS"  # which the other processes of a run read
 _DESCRIPTION = "Federated learning on PyTorch Lightning. Give options in YAML files, variables or on the command line."
@@ -29,8 +29,19 @@ _EPILOG = (
 ABOUT: dict[str, Any] = {"prog": "lightning-fed", "description": _DESCRIPTION, "epilog": _EPILOG, "default_env": True}
 
 
-def run(args: list[str] | None) -> None:
-    """Runs one command; see ``lightning_fed.cli.main``."""
+def main(args: list[str] | None = None) -> None:
+    """Runs one command.
+
+    Args:
+        args: Command-line arguments, None for those of the process. ``--debug`` anywhere, or the variable
+            ``LIGHTNING_FED_DEBUG=1``, shows tracebacks of mistakes. With ``--safe_imports NAMES`` anywhere, or the
+            variable ``LIGHTNING_FED_SAFE_IMPORTS``, options may name only these classes and functions and those of this
+            package. Both last until the process ends, and hold for the processes that it starts.
+
+    Raises:
+        SystemExit: With 2 after a mistake on the command line or in a config file, 1 after a later mistake, 130 after
+            Ctrl-C, 128 + the signal's number if a signal ended the training.
+    """
     general = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     general.add_argument("--debug", action="store_true")
     general.add_argument("--safe_imports", nargs="?", const="", default=os.environ.get(_SAFE))
