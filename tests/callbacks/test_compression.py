@@ -56,6 +56,12 @@ def test_top_k_keeps_the_largest(share: float) -> None:
     assert np.array_equal(sent, expected)
 
 
+@pytest.mark.parametrize(("count", "places"), [(8, 6), (10, 8), (11, 8)])
+def test_top_k_sends_indices_or_a_map_whichever_is_shorter(count: int, places: int) -> None:
+    """Of 64 coordinates: indices of 6 bits, 48 or 60 of them, then a map of 64 in place of 66."""
+    assert coded(TopK(count / 64), some_update(64))[1] == 8 * count + places
+
+
 def test_random_k_scales_what_it_draws() -> None:
     delta, codec = some_update(), RandomK(0.1)
     places = [coded(codec, delta, round, client)[0].nonzero().flatten() for round, client in ((1, 0), (1, 1), (2, 0))]

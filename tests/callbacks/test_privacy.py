@@ -186,6 +186,8 @@ def test_a_client_moves_the_count_by_a_half_and_nobody_sees_it_without_noise() -
     reduced, logged = one_round(payload, trainer, [torch.tensor([0.5])] * 3)
     assert reduced.sums["unclipped"].item() % 0.5 != 0.0
     assert logged["privacy/unclipped"] == pytest.approx(0.5 + reduced.sums["unclipped"].item() / 20)
+    counts = [one_round(payload, trainer, [])[0].sums["unclipped"] for _ in range(2000)]
+    assert torch.stack(counts).std().item() == pytest.approx(payload.of_count, rel=0.11)  # 7 standard errors
     # What both mechanisms cost together is what z does.
     assert payload.of_mean**-2 + (2 * payload.of_count) ** -2 == pytest.approx(1.0)
 
