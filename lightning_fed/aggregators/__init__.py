@@ -28,7 +28,7 @@ from lightning_fed.aggregators.robust import (
     RobustMean,
     TrimmedMean,
 )
-from lightning_fed.aggregators.server_optimizer import ServerOptimizer
+from lightning_fed.aggregators.torch_optimizer import ServerOptimizer
 
 __all__ = [
     "AFL",

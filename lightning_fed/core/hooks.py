@@ -24,7 +24,7 @@ Order within ``fit``::
     on_fit_end, teardown
 
 Whatever their order in the list, client algorithms run first, then other callbacks, then the aggregator, then
-checkpointing.
+checkpoint_contents.
 """
 
 from collections.abc import Callable
@@ -130,6 +130,8 @@ class TrainerLike(Protocol):
     """The module."""
     datamodule: Any
     """The data module; one that knows class labels has ``labels``, ``num_classes`` and the ``split`` over clients."""
+    totals: dict[str, float]
+    """Counts of the run so far: ``samples``, ``gradients``, ``comm/rounds``, ``comm/bytes_down`` and ``_up``."""
     progress_bar_metrics: dict[str, float]
     """The newest value of every metric logged with ``prog_bar``."""
     seed: int

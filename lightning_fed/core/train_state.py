@@ -24,13 +24,15 @@ from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_number
 
 __all__ = [
-    "CompileMode", "FullGradients", "LocalOptions", "NoState", "NoStateError", "Tolerance", "TrainState",
+    "CompileMode", "EngineName", "FullGradients", "LocalOptions", "NoState", "NoStateError", "Tolerance", "TrainState",
     "names_kept",
 ]  # fmt: skip
 
 # What clients keep their personal parameters under in their states.
 PERSONAL = "personal"
 
+# How a cohort trains; ``_trainer_for`` of the engines has the class of each.
+EngineName: TypeAlias = Literal["auto", "sequential", "vectorized"]
 # The modes of torch.compile.
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -96,7 +98,7 @@ class Tolerance:
 class LocalOptions:
     """How clients train: the part of the trainer's options that engines read; ``FederatedTrainer`` documents each."""
 
-    engine: Literal["auto", "sequential", "vectorized"] = "auto"
+    engine: EngineName = "auto"
     chunk_size: int | None = None
     compile: bool | CompileMode = False
     local_epochs: int | None = None

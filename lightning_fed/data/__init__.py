@@ -2,6 +2,7 @@
 
 from lightning_fed.data.adapters.containers import ClientDatasets
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip, SampleAugmentation
+from lightning_fed.data.batch_sources import BatchSource, TensorSource
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.datasets.altered import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST, SpuriousMNIST
 from lightning_fed.data.datasets.arrays import Arrays
@@ -19,7 +20,6 @@ from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, Dirichl
 from lightning_fed.data.partitioners.quantity import IID, ByUser, PowerLaw, QuantityDirichlet
 from lightning_fed.data.readers.plays import TextWindows
 from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
-from lightning_fed.data.sources import BatchSource, TensorSource
 from lightning_fed.data.split import Split
 from lightning_fed.data.summary import samples_figure, sizes_figure, split_figure, split_figures
 

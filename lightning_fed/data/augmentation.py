@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from lightning_fed.core.devices import to_device
 from lightning_fed.core.seeding import Purpose, seed_for
-from lightning_fed.data.sources import BatchSource, WrappedSource, map_inputs
+from lightning_fed.data.batch_sources import BatchSource, WrappedSource, map_inputs
 from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["AugmentedSource", "Augmentation", "AugmentingCollate", "CropFlip", "SampleAugmentation"]

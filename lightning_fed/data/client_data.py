@@ -16,6 +16,16 @@ from torch.utils.data import DataLoader, StackDataset, Subset
 from lightning_fed.core.user_code import describe
 from lightning_fed.data.adapters.containers import ClientDatasets
 from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
+from lightning_fed.data.batch_sources import (
+    BatchSource,
+    EvalBatches,
+    EvalLoader,
+    EvalLoaders,
+    JoinedBatches,
+    LoaderSource,
+    SetBatches,
+    TensorSource,
+)
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
 from lightning_fed.data.holdout import (
     CENTRAL,
@@ -31,16 +41,6 @@ from lightning_fed.data.inspection import AnyDataset, find_conversion, find_targ
 from lightning_fed.data.loading import LoadedData
 from lightning_fed.data.partitioners import Partitioner
 from lightning_fed.data.skews import DataFacts, FeatureSkew, SkewedBatches, SkewedRows, SkewedSource
-from lightning_fed.data.sources import (
-    BatchSource,
-    EvalBatches,
-    EvalLoader,
-    EvalLoaders,
-    JoinedBatches,
-    LoaderSource,
-    SetBatches,
-    TensorSource,
-)
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 

@@ -17,6 +17,7 @@ from lightning_fed.core.user_code import overrides
 from lightning_fed.data.adapters.containers import DEFAULT_CLIENTS, ClientDatasets
 from lightning_fed.data.adapters.modules import SourceModule, expect_source
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource
+from lightning_fed.data.batch_sources import BatchSource, EvalLoaders
 from lightning_fed.data.client_data import ClientData
 from lightning_fed.data.collation import Collate, Loading
 from lightning_fed.data.holdout import Division, DivisionOptions, ValSplit
@@ -24,7 +25,6 @@ from lightning_fed.data.inspection import AnyDataset
 from lightning_fed.data.loading import Datasets, LoadedData
 from lightning_fed.data.partitioners import IID, ByUser, Partitioner
 from lightning_fed.data.skews import FeatureSkew
-from lightning_fed.data.sources import BatchSource, EvalLoaders
 from lightning_fed.data.split import Split, label_statistics
 from lightning_fed.errors import FederatedError, expect, expect_count
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lightning_fed.data.batch_sources import BatchSource, EvalLoader, num_samples
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.inspection import first_part
-from lightning_fed.data.sources import BatchSource, EvalLoader, num_samples
 from lightning_fed.data.split import Split, count_labels
 
 if TYPE_CHECKING:

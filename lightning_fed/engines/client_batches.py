@@ -14,7 +14,7 @@ from lightning_fed.core.devices import to_device
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
-from lightning_fed.data.sources import BatchSource
+from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.errors import FederatedError
 
 __all__ = ["Phases", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_order"]

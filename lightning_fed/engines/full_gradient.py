@@ -15,7 +15,7 @@ from lightning_fed.core.seeding import Purpose, generator_for, seed_everywhere, 
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import accepts, loss_of
-from lightning_fed.data.sources import BatchSource
+from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.engines.client_batches import explained_batches, read_batches, send_order
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.errors import FederatedError

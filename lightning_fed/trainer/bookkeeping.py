@@ -29,7 +29,7 @@ from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.core.user_code import describe
 from lightning_fed.engines import Engine
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import find_checkpoint, find_to_train
+from lightning_fed.runs.checkpoint_files import find_checkpoint, find_to_train
 from lightning_fed.runs.folder import RunFolder, create_run, fingerprint
 from lightning_fed.runs.lock import RunLock, remove_leftovers
 from lightning_fed.runs.log import RunLog, keep_picture

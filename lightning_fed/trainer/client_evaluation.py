@@ -23,7 +23,7 @@ from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.core.train_state import LocalOptions
 from lightning_fed.core.updates import Client
 from lightning_fed.core.user_code import accepts, batch_transfer, overrides
-from lightning_fed.data.sources import BatchSource
+from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.engines.plain import all_parameters, plain_training
 from lightning_fed.engines.trial import without_trace

@@ -27,14 +27,14 @@ from lightning_fed.data.collation import close_workers
 from lightning_fed.distributed.consistency import expect_same_data, share_model
 from lightning_fed.distributed.logs import sync_metrics
 from lightning_fed.errors import FederatedError, expect
-from lightning_fed.runs.checkpoints import expect_layout, read_checkpoint, records_of_checkpoints
+from lightning_fed.runs.checkpoint_files import expect_layout, read_checkpoint, records_of_checkpoints
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.log import RunLog
 from lightning_fed.runs.loggers import RoundWandbLogger
 from lightning_fed.sampling import cohort_size
 from lightning_fed.trainer.bookkeeping import StopRequest
 from lightning_fed.trainer.callback_order import add_module_callbacks, expect_covered
-from lightning_fed.trainer.checkpointing import load_weights, restore_data, restore_state
+from lightning_fed.trainer.checkpoint_contents import load_weights, restore_data, restore_state
 from lightning_fed.trainer.evaluation import named_loaders
 from lightning_fed.trainer.fabric import announce_device, launch, lay_out, move_to_device, show_optimizers
 from lightning_fed.trainer.lightning_names import LightningNames

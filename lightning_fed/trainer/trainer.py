@@ -22,15 +22,15 @@ from lightning_fed.core.files import writing
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
-from lightning_fed.core.train_state import CompileMode, FullGradients, NoState, Tolerance, TrainState
-from lightning_fed.data.sources import BatchSource
+from lightning_fed.core.train_state import CompileMode, EngineName, FullGradients, NoState, Tolerance, TrainState
+from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import save_checkpoint
+from lightning_fed.runs.checkpoint_files import save_checkpoint
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.sampling import Participation, UniformSampler
 from lightning_fed.trainer.bookkeeping import Bookkeeping, graceful_stop
 from lightning_fed.trainer.callback_order import order_callbacks
-from lightning_fed.trainer.checkpointing import save_checkpoints, save_last_good, save_model
+from lightning_fed.trainer.checkpoint_contents import save_checkpoints, save_last_good, save_model
 from lightning_fed.trainer.client_evaluation import evaluate_clients
 from lightning_fed.trainer.evaluation import evaluate, predict, print_results, say_whose, scored_batches
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
@@ -118,7 +118,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         seed: int | None = None,
         max_rounds: int = 100,
         clients_per_round: int | float = 1.0,
-        engine: Literal["auto", "sequential", "vectorized"] = "auto",
+        engine: EngineName = "auto",
         chunk_size: int | None = None,
         compile: bool | CompileMode = False,
         local_epochs: int | None = None,

@@ -14,7 +14,7 @@ from lightning_fed.aggregators import FedAvg
 from lightning_fed.client_algorithms import SCAFFOLD, FedGA, StatelessSCAFFOLD
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule, TensorSource
-from lightning_fed.data.sources import LoaderSource
+from lightning_fed.data.batch_sources import LoaderSource
 from tests.client_algorithms.client_runs import Given, Tape, fit, make_trainer
 from tests.client_algorithms.known_clients import Known, Logistic, LogisticModule
 from tests.parts import BySizes

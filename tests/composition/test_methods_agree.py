@@ -21,7 +21,7 @@ from lightning_fed.client_algorithms import (
 )
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError
-from lightning_fed.trainer import checkpointing
+from lightning_fed.trainer import checkpoint_contents
 from tests.parts import Classifier, federated_data, federated_trainer
 
 
@@ -239,6 +239,6 @@ def test_a_last_good_model_that_cannot_be_written_does_not_hide_the_failure(
         tmp_path, FederatedCheckpoint(every_n_rounds=5), DivergesIn(4), enable_checkpointing=True, max_rounds=9
     )
     trainer.logger_choice = []
-    monkeypatch.setattr(checkpointing, "save_checkpoint", refuse)
+    monkeypatch.setattr(checkpoint_contents, "save_checkpoint", refuse)
     with pytest.warns(UserWarning, match="round 3 could not be .*No space"), pytest.raises(FederatedError):
         trainer.fit(model(), federated_data(6, 20))

@@ -24,7 +24,7 @@ from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.updates import Client
 from lightning_fed.distributed.assignment import Assignment
 from lightning_fed.errors import FederatedError
-from lightning_fed.trainer import checkpointing
+from lightning_fed.trainer import checkpoint_contents
 from tests.parts import Classifier, built, federated_data, federated_trainer
 
 LOCATIONS = ("device", "host", "disk")
@@ -208,7 +208,7 @@ def dies_while_saving(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], N
                 raise Killed
             torch.save(content, path.parent.mkdir(parents=True, exist_ok=True) or path)
 
-        monkeypatch.setattr(checkpointing, "save_checkpoint", save)
+        monkeypatch.setattr(checkpoint_contents, "save_checkpoint", save)
 
     return arrange
 

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed import Need
 from lightning_fed.aggregators import FedAvg
 from lightning_fed.data import Augmentation, AugmentedSource, CropFlip, FederatedDataModule
-from lightning_fed.data.sources import map_inputs
+from lightning_fed.data.batch_sources import map_inputs
 from lightning_fed.errors import FederatedError
 from tests.parts import OneByOne, Sent, federated_trainer, same
 

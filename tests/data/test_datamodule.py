@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from lightning_fed.data import EMNIST, FEMNIST, Arrays, BundledDataModule, Digits, FederatedDataModule, ImageDataModule
+from lightning_fed.data.batch_sources import BatchSource, EvalBatches, LoaderSource, TensorSource
 from lightning_fed.data.datasets.altered import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST
 from lightning_fed.data.datasets.color_images import CIFAR10, CIFAR100, TinyImageNet
 from lightning_fed.data.datasets.leaf import Shakespeare
@@ -19,7 +20,6 @@ from lightning_fed.data.datasets.mnist import MNIST, FashionMNIST
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import IID, Shards
 from lightning_fed.data.skews import SkewedBatches, SkewedSource
-from lightning_fed.data.sources import BatchSource, EvalBatches, LoaderSource, TensorSource
 from lightning_fed.errors import FederatedError
 from lightning_fed.models import ImageClassifier, LogisticRegression
 from tests.official_files import write_cifar, write_emnist, write_tiny_imagenet

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lightning_fed.data import MNIST, BundledDataModule, Datasets, Digits, Division, FederatedDataModule, Split
+from lightning_fed.data.batch_sources import EvalBatches
 from lightning_fed.data.holdout import CENTRAL, DivisionOptions, divide
 from lightning_fed.data.partitioners import IID, ByUser, Partitioner, QuantityDirichlet, Shards
 from lightning_fed.data.skews import ClientRotation
-from lightning_fed.data.sources import EvalBatches
 from lightning_fed.errors import FederatedError
 from tests.parts import OneByOne
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_fed.callbacks.diagnostics import ClientEvaluation
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.batch_sources import LoaderSource
 from lightning_fed.data.collation import Loading
-from lightning_fed.data.sources import LoaderSource
 from lightning_fed.data.split import Split
 from tests.parts import CLASSES, FEATURES, Classifier, built, federated_trainer
 

@@ -12,7 +12,7 @@ from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.data import Digits
 from lightning_fed.models import MLP, ImageClassifier
-from lightning_fed.trainer import checkpointing
+from lightning_fed.trainer import checkpoint_contents
 from tests.end_to_end.command import short_trainer
 
 
@@ -85,14 +85,14 @@ def test_a_kill_between_the_first_row_and_the_first_checkpoint_leaves_no_folder_
 ) -> None:
     whole, again = _model(), _model()
     killed = tmp_path / "run" / "version_0"  # as it is on the disk before the first checkpoint is written
-    write = checkpointing.save_checkpoint
+    write = checkpoint_contents.save_checkpoint
 
     def keep_and_write(content: Any, path: Path) -> None:
         if not killed.exists():
             copytree(path.parents[1], killed)
         write(content, path)
 
-    monkeypatch.setattr(checkpointing, "save_checkpoint", keep_and_write)
+    monkeypatch.setattr(checkpoint_contents, "save_checkpoint", keep_and_write)
     short_trainer(tmp_path / "whole", 3).fit(whole, Digits(), ckpt_path="last")
     assert len((killed / "metrics.csv").read_text().splitlines()) == 2
     assert not any(killed.glob("checkpoints/*"))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import seal_of
+from lightning_fed.runs.checkpoint_files import seal_of
 from tests.faults.counts import Counts, Outcome
 from tests.faults.tiny import beside_a_whole_run, fit, is_sentence, same, versions
 

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_fed.core import files
 from lightning_fed.core.files import WriteError, append_whole, write_atomically
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import expect_layout, read_checkpoint, seal_of
+from lightning_fed.runs.checkpoint_files import expect_layout, read_checkpoint, seal_of
 from lightning_fed.runs.folder import read_run
 from lightning_fed.runs.lock import RunLock, remove_leftovers
 from tests.faults import damage, disks, folders, hooks, kills, studies

@@ -21,9 +21,9 @@ from torch.utils.data import (
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.core.user_code import overrides
 from lightning_fed.data.adapters.containers import ClientDatasets, are_datasets
+from lightning_fed.data.batch_sources import EvalLoaders
 from lightning_fed.data.collation import Loading
 from lightning_fed.data.inspection import AnyDataset, expect_one_meaning, length, name_kind
-from lightning_fed.data.sources import EvalLoaders
 from lightning_fed.errors import FederatedError
 
 __all__ = ["GivenLoaders", "SourceModule", "expect_source", "is_datamodule", "read_loader"]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lightning_fed.data.batch_sources import BatchSource, JoinedBatches, SetBatches, WrappedSource
 from lightning_fed.data.collation import Collate
 from lightning_fed.data.skews.base import FeatureSkew
-from lightning_fed.data.sources import BatchSource, JoinedBatches, SetBatches, WrappedSource
 from lightning_fed.data.split import Split
 
 __all__ = ["SkewedBatches", "SkewedRows", "SkewedSource"]

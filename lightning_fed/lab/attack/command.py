@@ -18,7 +18,7 @@ from lightning_fed.cli.exits import exit_with
 from lightning_fed.cli.federated_cli import FederatedCLI, parser_of
 from lightning_fed.core.files import png, write_atomically
 from lightning_fed.data import FederatedDataModule, Split
-from lightning_fed.data.sources import BatchSource, num_samples
+from lightning_fed.data.batch_sources import BatchSource, num_samples
 from lightning_fed.engines.client_batches import read_batches
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack import figures

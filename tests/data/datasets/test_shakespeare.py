@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_fed.data import IID, FederatedDataModule, Shakespeare, TensorSource
+from lightning_fed.data.batch_sources import LoaderSource
 from lightning_fed.data.datasets.leaf import by_time
 from lightning_fed.data.readers.plays import LETTERS, UNKNOWN, TextWindows, decode, encode, read_plays, read_roles
-from lightning_fed.data.sources import LoaderSource
 from lightning_fed.errors import FederatedError
 from tests.user_files import write_leaf
 

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.data import Datasets, FederatedDataModule, TensorSource
+from lightning_fed.data.batch_sources import EvalBatches, LoaderSource
 from lightning_fed.data.partitioners import IID, ExactClasses, Shards
 from lightning_fed.data.skews import (
     BinaryColors,
@@ -22,7 +23,6 @@ from lightning_fed.data.skews import (
     FeatureSkew,
     SkewedSource,
 )
-from lightning_fed.data.sources import EvalBatches, LoaderSource
 from lightning_fed.models import MLP, ImageClassifier
 from tests.data.skews.parts import CLASSES, DICTS, SKEWS, N, X, Y, by_row, equal, eval_parts, module
 from tests.parts import OneByOne, Sent, federated_trainer

@@ -19,7 +19,7 @@ from lightning_fed.core.hooks import is_stock
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.data.adapters.modules import is_datamodule
 from lightning_fed.errors import FederatedError
-from lightning_fed.runs.checkpoints import FORMAT, expect_parts, primitives_of, save_checkpoint, seal_of
+from lightning_fed.runs.checkpoint_files import FORMAT, expect_parts, primitives_of, save_checkpoint, seal_of
 from lightning_fed.runs.folder import LAST_GOOD, RunFolder
 from lightning_fed.runs.loggers import RoundCSVLogger
 from lightning_fed.trainer.lightning_names import LightningNames

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from lightning_fed.data import BatchSource, FederatedDataModule, Split, TensorSource
+from lightning_fed.data.batch_sources import EvalBatches, LoaderSource
 from lightning_fed.data.collation import Loading
-from lightning_fed.data.sources import EvalBatches, LoaderSource
 from lightning_fed.errors import FederatedError
 from tests.parts import OneByOne, same
 
