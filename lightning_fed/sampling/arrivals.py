@@ -30,6 +30,8 @@ class Arrivals(ClientSampler):
         spread: Standard deviation over clients of the logarithm of their time, whose median is a second.
     """
 
+    made_for = "Stale"
+
     def __init__(self, at_once: int = 10, spread: float = 0.5) -> None:
         self.at_once = expect_count("--trainer.participation.sampler.at_once", at_once)
         self.spread = expect_number("--trainer.participation.sampler.spread", spread, least=0, most=10)

@@ -12,7 +12,13 @@ __all__ = ["ClientSampler", "PoissonSampler", "UniformSampler", "WeightedSampler
 
 
 class ClientSampler(ABC):
-    """Draws the clients of a round; subclass it for a rule of your own."""
+    """Draws the clients of a round; subclass it for a rule of your own.
+
+    Attributes:
+        made_for: The client algorithm without which its draws mean nothing; None if there is none.
+    """
+
+    made_for: str | None = None
 
     @abstractmethod
     def sample(self, round: int, count: int, sizes: np.ndarray, seed: int) -> np.ndarray:

@@ -158,6 +158,11 @@ def _expect_mean_under_noise(callbacks: list[Callback], aggregator: Aggregator) 
 def expect_covered(trainer: Any) -> None:
     """Refuses, before the first round, what would leave clients without noise, and samplers other than assumed."""
     parts, sampler = trainer.options.participation, type(trainer.sampler).__name__
+    wanted, kinds = trainer.sampler.made_for, [kind for part in trainer.callbacks for kind in type(part).__mro__]
+    expect(
+        wanted is None or wanted in {kind.__name__ for kind in kinds},
+        f"Expected `--client {wanted}` with {sampler}, as else every client starts from the newest model, got none.",
+    )
     for payload in payloads_of(trainer.callbacks):
         name, assumed = type(payload).__name__, payload.assumes_sampler
         for wrong, wanted, why in _without_noise(trainer) if payload.adds_noise else ():

@@ -114,13 +114,21 @@ def test_it_goes_with_fedprox_and_any_rule_of_the_mean(tmp_path: Path) -> None:
     fit(tmp_path, Stale(), FedLC(), FedYogi())
 
 
+class Fresh(Arrivals):
+    """Draws the same clients, who all start from the newest model."""
+
+    made_for = None
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 @pytest.mark.parametrize("options", [{}, FEDASYNC], ids=["fedbuff", "fedasync"])
 def test_without_staleness_it_is_fedavg_to_the_bit(tmp_path: Path, options: Any, engine: str, precision: Any) -> None:
     given: dict[str, Any] = {"at_once": 8, "size": 8, "engine": engine, "max_rounds": 4, "precision": precision}
-    assert torch.equal(fit(tmp_path, Stale(**options), **given).weights, fit(tmp_path, **given).weights)
-    assert not torch.equal(fit(tmp_path, Stale(**options)).weights, fit(tmp_path, FedAvg()).weights)
+    plain = fit(tmp_path, **given, sampler=Fresh(8, 1.0)).weights
+    assert torch.equal(fit(tmp_path, Stale(**options), **given).weights, plain)
+    late, plain = fit(tmp_path, Stale(**options)).weights, fit(tmp_path, FedAvg(), sampler=Fresh(6, 1.0)).weights
+    assert not torch.equal(late, plain)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -183,6 +191,11 @@ class Normed(Classifier):
 def test_what_a_late_client_does_not_have_is_refused(tmp_path: Path, parts: Any, options: Any, words: str) -> None:
     with pytest.raises(FederatedError, match=words):
         fit(tmp_path, Stale(), *parts, **options)
+
+
+def test_arrivals_without_late_clients_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FederatedError, match="Expected `--client Stale` with Arrivals, as else every client"):
+        fit(tmp_path)
 
 
 def test_buffers_of_their_own_are_fine(tmp_path: Path) -> None:
