@@ -9,21 +9,22 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fed.callbacks.payload import Payload, clip_to
-from lightning_fed.core.hooks import TrainerLike
+from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.seeding import system_normal
 from lightning_fed.core.updates import ReducedUpdate, Update
 from lightning_fed.errors import expect, expect_number
 from lightning_fed.functional.privacy import gaussian_epsilon, gaussian_noise
 from lightning_fed.sampling import PoissonSampler
 
-__all__ = ["CentralDP", "LocalDP"]
+__all__ = ["Accounted", "CentralDP", "LocalDP"]
 
 
-class _Accounted(Payload):
-    """Bounds updates by C, and counts what noise of standard deviation z C costs.
+class Accounted(FederatedCallback):
+    """Bounds something by C, and counts what noise of standard deviation z C costs.
 
     Attributes:
         z: z, as given or as found for ``epsilon`` and the rounds of the run.
+        share: What else ε is counted for: the probability with which a client is drawn, or what batches hold.
         bound: C of the round.
         taken: How often noise was added; by client, shape (N,), where each adds its own.
         sensitivity: How far one client can move what gets noise, in units of C.
@@ -31,7 +32,10 @@ class _Accounted(Payload):
 
     bounds_length = adds_noise = True
     sensitivity = 1
+    assumes_sampler: type | None = None
     secret = False
+    about = ""
+    share: Any
 
     def __init__(self, clip: float, delta: float, noise: float | None = None, epsilon: float | None = None) -> None:
         name = type(self).__name__
@@ -68,13 +72,13 @@ class _Accounted(Payload):
         before, now = state_dict["noise"], [self.z, self.share]
         expect(
             before == now,
-            f"Expected {type(self).__name__} to go on with the noise and the probability of taking part of the run so "
-            f"far, {before}, for which ε is counted, got {now}: change `noise` or `--trainer.clients_per_round`.",
+            f"Expected {type(self).__name__} to go on with the noise and the sampling of the run so far, {before}, for "
+            f"which ε is counted, got {now}: change `noise`, `--trainer.clients_per_round` or `--data.batch_size`.",
         )
         self.bound, self.taken = state_dict["bound"], state_dict["taken"].clone()
 
 
-class CentralDP(_Accounted):
+class CentralDP(Accounted, Payload):
     """The server adds noise to the sum of clipped updates, so that the model hardly depends on any one client.
 
     Δ̃ = (Σ_i δ_i min(1, C / ‖δ_i‖) + N(0, (z C)² I)) / (q N): DP-FedAvg with a fixed denominator (McMahan, Ramage,
@@ -162,7 +166,7 @@ class CentralDP(_Accounted):
         return trainer.reduce_sum(drawn)
 
 
-class LocalDP(_Accounted):
+class LocalDP(Accounted, Payload):
     """Each client clips its update and adds noise to it, so that even the server learns little about its data.
 
     δ_i ← δ_i min(1, C / ‖δ_i‖) + N(0, (z C)² I), the Gaussian mechanism (Dwork, Roth, 2014, appendix A) on what a

@@ -1,6 +1,7 @@
 """Client-side callbacks: what a client does differently in its local training."""
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
+from lightning_fed.client_algorithms.dpsgd import DPSGD
 from lightning_fed.client_algorithms.fedcm import FedCM
 from lightning_fed.client_algorithms.feddyn import FedDyn
 from lightning_fed.client_algorithms.fedga import FedGA
@@ -34,6 +35,7 @@ from lightning_fed.client_algorithms.stale import Stale
 
 __all__ = [
     "APFL",
+    "DPSGD",
     "MOON",
     "SCAFFOLD",
     "ClientAlgorithm",

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
+from lightning_fed.core.updates import Client
+from lightning_fed.data.sources import BatchSource
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["ClientAlgorithm"]
@@ -38,6 +40,7 @@ class ClientAlgorithm(FederatedCallback):
         over: What the gradients that it asks for are over: all of a client's ``data``, or the ``batch`` that its first
             local step takes.
         takes_second_gradient: Whether it calls ``trainer.gradient_at``: the batch of each step is kept for it.
+        takes_sample_gradients: Whether ``combine`` makes the gradient of each step of those of the batch's samples.
         displaces: Whether it moves the point where gradients are taken; only one algorithm of a run can.
         adds_linear_term: Whether it adds a vector of the client's own to every gradient; only one algorithm can.
         has_own_model: Whether each client has a model of its own besides the global one, which ``load_own`` puts in;
@@ -51,6 +54,7 @@ class ClientAlgorithm(FederatedCallback):
     needs_distance: bool = False
     over: Literal["data", "batch"] = "data"
     takes_second_gradient: bool = False
+    takes_sample_gradients: bool = False
     displaces: bool = False
     adds_linear_term: bool = False
     has_own_model: bool = False
@@ -83,6 +87,13 @@ class ClientAlgorithm(FederatedCallback):
                 f"that it uses, got {type(optimizer).__name__} with one: leave line_search_fn out of "
                 "`--model.optimizer`."
             )
+
+    def batches_of(self, source: BatchSource) -> BatchSource:
+        """Returns where clients get their batches from: what the data give, unless the algorithm draws others."""
+        return source
+
+    def combine(self, trainer: TrainerLike, client: Client, batch_idx: int, gradients: Tensor, out: Tensor) -> None:
+        """Makes a step's gradient ``out``, shape (d + p,), of those of a batch's samples, shape (b, d + p)."""
 
     def load_own(self, trainer: TrainerLike, client: int) -> None:
         """Writes a client's own model to the live weights, for its evaluation; before, they hold the global model.

@@ -43,6 +43,7 @@ class TrainingParts:
         counts: What the round has taken so far.
         needs_distance: Whether ``Update.distance`` is asked for, and so the rates of each step.
         asks_twice: The client algorithm that asks for second gradients of steps, None if none does.
+        combines: The client algorithm that makes a step's gradient of those of its samples, None if none does.
         watched: Whether a client is looked at for attributes that it changes.
     """
 
@@ -60,6 +61,7 @@ class TrainingParts:
         by_aggregator = Need.NORMALIZED_MEAN in self.aggregator.all_needs
         self.needs_distance = by_aggregator or any(each.needs_distance for each in self.algorithms)
         self.asks_twice = next((type(each).__name__ for each in self.algorithms if each.takes_second_gradient), None)
+        self.combines = next((each for each in self.algorithms if each.takes_sample_gradients), None)
         self.at_work: tuple[Client, ...] = ()
         self.start_round()
 

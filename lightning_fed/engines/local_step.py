@@ -15,6 +15,7 @@ from lightning_fed.core.recorder import outside_graphs
 from lightning_fed.core.user_code import accepts, loss_of, overrides
 from lightning_fed.engines.base import TrainingParts
 from lightning_fed.engines.second_pass import BatchGradient
+from lightning_fed.engines.vectorized.samples import SampleGradients
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["LocalStep"]
@@ -72,6 +73,7 @@ class LocalStep:
         self.second = BatchGradient(parts, self.forward, self.client_losses) if parts.asks_twice else None
         if self.second is not None:
             self.before_step = self.second.within(self.before_step)
+        self.samples = SampleGradients(parts, parts.combines) if parts.combines else None
         self.taken = self._warned = False
         self.last_gradient = torch.empty_like(state.weights) if parts.gradients.at == "last_step" else None
         self.undisplaced: Tensor | None = None
@@ -167,6 +169,13 @@ class LocalStep:
         """
         if first:
             self.taken = False
+        if self.samples is not None and self.state.client is not None:
+            self.taken, vector = True, self.vector
+            self._zero_grad(batch_idx)
+            vector.zero_grad()
+            held = self.state.buffers.live.tensors()
+            self.samples(self.state.client, batch, batch_idx, vector.all_data, held, vector.all_grad)
+            return None, None
         args = (batch, batch_idx) if self.takes_batch_idx else (batch,)
         if self.second is not None:
             self.second.note(args)

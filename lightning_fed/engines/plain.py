@@ -47,6 +47,7 @@ def plain_training(state: TrainState, options: LocalOptions, hooks: HookCaller) 
     trainer = hooks.trainer
     buffers, gradient = state.buffers.aside(), state.vector.all_grad.clone()
     own = replace(state, seed=seed_for(state.seed, Purpose.TUNE), recorder=MetricRecorder(), buffers=buffers)
+    own.source = getattr(state.source, "plain", state.source)
     nobody, alone = copy(trainer), None
     nobody.callbacks, nobody.aggregator = [], FedAvg(buffers="keep")
     trainer.train_state = own

@@ -1,12 +1,13 @@
-"""What noise costs in ε, by Rényi differential privacy (``rdp``); loads no torch."""
+"""What noise costs in ε, by Rényi differential privacy (``rdp``) or privacy losses (``pld``); loads no torch."""
 
 import logging
-from functools import cache
+from collections.abc import Collection
+from functools import cache, lru_cache
 from typing import Any
 
-from lightning_fed.errors import FederatedError, import_extra
+from lightning_fed.errors import FederatedError, expect, import_extra
 
-__all__ = ["gaussian_epsilon", "gaussian_noise"]
+__all__ = ["gaussian_epsilon", "gaussian_noise", "samples_epsilon", "samples_noise"]
 
 
 def gaussian_epsilon(noise: float, share: float, rounds: int, delta: float) -> float:
@@ -39,6 +40,54 @@ def gaussian_noise(epsilon: float, share: float, rounds: int, delta: float) -> f
             f"{epsilon:g}, which no noise reaches or which needs none: change it, or give `noise`."
         ) from None
     return float(z)
+
+
+def samples_epsilon(
+    trained: Collection[tuple[int, int]], noise: float, batch: int, most: int, delta: float, grid: float = 1e-4
+) -> float:
+    """Returns the largest ε of clients after DP-SGD on Poisson batches, one sample of a client more or less.
+
+    By privacy loss distributions on a grid, which bounds ε from above; a coarse one says whose ε to compute. They know
+    of batches that are cut to a size (Ganesh et al., 2025, arXiv:2508.15089).
+
+    Args:
+        trained: Samples n of each client and the steps that it took.
+        noise: z, the standard deviation of the noise in units of the clip. Below 0.3 no sampling is counted (``rdp``).
+        batch: B; a sample is in a batch with probability min(1, B / n).
+        most: M, the most samples of a batch.
+        delta: δ in (0, 1).
+        grid: Distance of privacy losses.
+    """
+    bounds = {each: _client_epsilon(*each, noise, batch, most, delta, 1e-2) for each in trained}
+    largest = 0.0
+    for each in sorted(bounds, key=bounds.__getitem__, reverse=True):
+        if bounds[each] > largest:
+            largest = max(largest, _client_epsilon(*each, noise, batch, most, delta, grid))
+    return largest
+
+
+def samples_noise(trained: Collection[tuple[int, int]], epsilon: float, batch: int, most: int, delta: float) -> float:
+    """Returns a z of at least 0.3, the least to 0.1 %, whose ``samples_epsilon`` is at most ``epsilon``."""
+    low, high = 0.3, 1000.0
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        spent = samples_epsilon(trained, middle, batch, most, delta, 1e-3)
+        low, high = (middle, high) if spent > epsilon else (low, middle)
+    expect(high < 1000, f"Expected `epsilon` to be one that noise can give, got {epsilon:g}: give `noise`.")
+    return high
+
+
+@cache
+def _client_epsilon(samples: int, steps: int, noise: float, batch: int, most: int, delta: float, grid: float) -> float:
+    if noise < 0.3 or not steps:  # tables would not fit into memory; a cut lets a sample move a sum by 2
+        return gaussian_epsilon(noise / 2, 1.0, steps, delta)
+    return float(_losses(noise, samples, batch, most, grid).self_compose(steps).get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=32)  # a fine one takes some MB
+def _losses(noise: float, samples: int, batch: int, most: int, grid: float) -> Any:
+    make = _library().pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism
+    return make(samples, min(1.0, batch / samples), most, noise, grid)
 
 
 def _event(noise: float, share: float, rounds: int) -> Any:

@@ -22,7 +22,6 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_fed.aggregators import Aggregator
-from lightning_fed.callbacks.payload import payloads_of
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.core.updates import Need, ReducedUpdate
@@ -222,7 +221,7 @@ class Bookkeeping:
             notes.append("# engine chosen by auto: " + ", ".join(f"{k} {v}" for k, v in choice.items()))
         if trainer.options.memory_format == "auto":
             notes.append(f"# memory format chosen by auto: {layout}")
-        about = {type(payload).__name__: payload.about for payload in payloads_of(trainer.callbacks) if payload.about}
+        about = {type(cb).__name__: text for cb in trainer.callbacks if (text := getattr(cb, "about", ""))}
         facts |= about
         notes += [f"# {name}: {what}" for name, what in about.items()]
         with going_on(trainer):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lightning_fed.client_algorithms.losses import ClientLosses
 from lightning_fed.core.devices import to_device
@@ -20,6 +21,7 @@ from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from lightning_fed.engines.vectorized.lanes import Lanes, keep_freed_memory
 from lightning_fed.engines.vectorized.refusals import CannotStack, is_of_many, refusal
+from lightning_fed.engines.vectorized.samples import SampleGradients
 from lightning_fed.engines.vectorized.step import LaneLog, StackedStep
 
 __all__ = ["TrainedChunk", "VectorizedTrainer"]
@@ -68,6 +70,7 @@ class VectorizedTrainer(ClientTrainer):
         self.second = StackedBatchGradient(parts, self.step, lambda: self.lanes) if parts.asks_twice else None
         if self.second is not None:
             self.gradient_hooks = self.second.within(self.gradient_hooks)
+        self.samples = SampleGradients(parts, parts.combines, self.step) if parts.combines else None
         self.client_start_hooks = self.hooks.bound("on_client_start")
         mine = (cb for cb in self.hooks.callbacks if isinstance(cb, FederatedCallback))
         self.keeping = [cb for cb in mine if cb.stacks or cb in self.algorithms]  # vectors of its own for each lane
@@ -167,6 +170,12 @@ class VectorizedTrainer(ClientTrainer):
             weights = lanes.gradient_points(run.lanes)
             buffers = {name: rows[run.lanes] for name, rows in lanes.buffers.items()}
             out = (lanes.gradients if run.first else lanes.further_gradients)[run.lanes]
+            if self.samples is not None:
+                for at, client in enumerate(batches.clients[run.lanes]):
+                    held = {name: rows[at] for name, rows in buffers.items()}
+                    batch = tree_map(lambda leaf, at=at: leaf[at], run.batch)
+                    self.samples(client, batch, run.batch_idx, weights[at], held, out[at])
+                continue
             own = self._own_of(run.lanes)
             if self.second is not None:
                 self.second.note(run, buffers, own)

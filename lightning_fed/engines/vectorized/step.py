@@ -166,8 +166,8 @@ class StackedStep:
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
-        """Gives the module its own parameters and buffers back, and clears the state's client."""
-        self.state.client = MANY_CLIENTS
+        """Gives the module its own parameters and buffers back, and the state its client."""
+        client, self.state.client = self.state.client, MANY_CLIENTS
         live = self.state.buffers.live
         kept = [(o, k, o._buffers[k]) for o, k in (*live.places.values(), *sum(live.further.values(), []))]
         caches = [(owner, key, owner._buffers.get(key)) for owner, key in live.caches]
@@ -177,7 +177,7 @@ class StackedStep:
             if replaced := [key for owner, key, value in caches if owner._buffers.get(key) is not value]:
                 raise CannotStack(f"training replaces the buffer `{replaced[0]}`, which clients at once would share")
         finally:
-            self.state.client = None
+            self.state.client = client
             for places, parameter in zip(self.parameter_places, self.vector.all_parameters, strict=True):
                 for owner, key in places:
                     owner._parameters[key] = parameter
