@@ -279,7 +279,8 @@ def _expect_sound_report(study: Study) -> None:
         else:
             expect_statistic("report.statistic", statistic)
     expect_values("report.baseline", study, report.baseline)
-    expect_known("report.pool", report.pool, study.axes.keys() - report.baseline, "axes that are not the baseline's")
+    others = [axis for axis in study.axes if axis not in report.baseline]
+    expect_known("report.pool", report.pool, others, "axes that are not the baseline's")
     named = {"report.against": [*report.against, *report.against.values()]}
     named |= {f"report.{key}": [*one] for key in ("gain", "goal") if isinstance(one := getattr(report, key), dict)}
     for place, metrics in named.items():
