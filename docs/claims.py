@@ -252,7 +252,7 @@ def write_words() -> None:
         here, papers = of_page(f"({address})")
         words = "; ".join([f"in our runs {here}"] * bool(here) + [f"about the paper {papers}"] * bool(papers))
         cell = re.compile(r"^(\| \*\*Verdict\*\* \| )[^:|]*(:?)", re.MULTILINE)
-        path.write_text(cell.sub(lambda match: f"{match[1]}{words}{match[2] or ' '}", path.read_text()))
+        path.write_text(cell.sub(lambda match, words=words: f"{match[1]}{words}{match[2] or ' '}", path.read_text()))
 
 
 def write_tables() -> None:
