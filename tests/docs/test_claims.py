@@ -12,7 +12,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from tests.docs.test_results import NUMBER, RESULTS, WORDS, is_rounded
+from tests.docs.test_results import NUMBER, RESULTS, WORDS, is_rounded, seen
 
 
 def test_the_index_is_a_screen() -> None:
@@ -194,6 +194,23 @@ def is_level(apart: float | None, half: float, scale: float, sides: list[Curves]
     return plateau or (apart is not None and abs(apart) <= half)
 
 
+def test_the_pooled_row_of_table_2_over_the_last_half_of_the_rounds() -> None:
+    row = claimed_rows()["Table 2, IID, all 10 cells pooled: the mask gains"]
+    *best, gain, _ = pooled_values(row)
+    *half, _, _ = pooled_values(row | {"statistic": "rounds 16-30"})
+    page = " ".join((RESULTS / "gma/rules.md").read_text().split())
+    for (ours, theirs), sentence in (
+        (best, "The mean over the ten IID cells that the paper has is"),
+        (half, "over the last half of the rounds (`last 50 %`) the same row has"),
+    ):
+        differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+        mean, edge = interval_of(differences)
+        match = re.search(rf"{re.escape(sentence)} ({NUMBER}) \(({NUMBER}) to ({NUMBER})\).*? power of (0\.\d+)", page)
+        assert match
+        assert is_rounded(match.groups()[:3], [repr(one) for one in (mean, mean - edge, mean + edge)], 100)
+        assert float(match[4]) == pytest.approx(seen(gain, stdev(differences), len(differences)), abs=0.005)
+
+
 def said(ends: list[float], g: float) -> str:
     """What an interval says of a gain of interest."""
     if ends[1] < 0:
@@ -206,7 +223,7 @@ def said(ends: list[float], g: float) -> str:
 def pooled_values(row: dict[str, str]) -> tuple[list[float], list[float], float, bool]:
     """Means over the pooled cells by seed, with the mask and without, and of the gains; whether all cells are level."""
     fixed = {name: value for name, value in axes_of(row["ours"]).items() if not value.endswith(" pooled")}
-    wanted = {**fixed, "metric": row["metric"], "statistic": row["statistic"]}
+    wanted = {**fixed, "metric": row["metric"]}
     table = list(csv.DictReader((RESULTS / row["folder"] / "table.csv").open()))
     axes = [name for name in list(table[0])[: list(table[0]).index("seeds")] if name not in ("metric", "statistic")]
     cells = [one for one in table if wanted.items() <= one.items() and one["claimed"] and "pooled" not in str(one)]
@@ -281,3 +298,20 @@ def test_gates_and_gains_are_those_of_the_study(claim: str) -> None:
         assert float(row["gate"]) == report["learned"]
     if "gain" in report and (row["claim"].startswith("(our question)") or "published" not in report):
         assert float(row["sign"]) == report["gain"]
+
+
+def test_how_far_gma_is_on_the_convex_case() -> None:
+    page = " ".join((RESULTS / "gma/convex.md").read_text().split())
+    found: dict[str, list[float]] = {}
+    for split in ("IID", "non-IID"):
+        sides = [
+            curves("gma/convex", {"split": split, "aggregation": rule}, "per_client/acc_weighted")
+            for rule in ("AVG", "GMA")
+        ]
+        fedavg, gma = ({at: fmean(curve[at] for curve in side) for at in side[0]} for side in sides)
+        found[split] = [next(at for at in sorted(fedavg) if fedavg[at] >= gma[now]) for now in (1000, 10000)]
+        gaps = [100 * (fedavg[at] - gma[at]) for at in (2000, 10000)]
+    assert found == {"IID": [700, 4800], "non-IID": [700, 3400]}
+    assert "after 1,000 rounds where FedAvg was after 700, in both splits" in page
+    assert "after 10,000 it is where FedAvg was after 4,800 (IID) and 3,400 (two shards)" in page
+    assert f"is {gaps[0]:.2f} points behind after 2,000 rounds and {gaps[1]:.2f} after 10,000" in page
