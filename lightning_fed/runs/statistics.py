@@ -17,7 +17,7 @@ LAST = 10
 """The number of last rounds whose mean is reported."""
 
 _LARGEST = 1e300
-_WINDOW = re.compile(r"last (?P<count>[1-9]\d*)|rounds (?P<first>\d+)-(?P<last>\d+)")
+_WINDOW = re.compile(r"last (?P<share>[1-9]\d?|100) %|last (?P<count>[1-9]\d*)|rounds (?P<first>\d+)-(?P<last>\d+)")
 
 
 Goal: TypeAlias = Literal["min", "max"]
@@ -90,8 +90,8 @@ def expect_statistic(option: str, value: str) -> None:
     ordered = window is None or window["first"] is None or int(window["first"]) <= int(window["last"])
     if not ordered or (window is None and value not in ("best", "final")):
         raise FederatedError(
-            f"Expected `{option}` to be `best`, `final`, `last 10` (rounds) or a window such as `rounds 171-200`, "
-            f"got {value!r}."
+            f"Expected `{option}` to be `best`, `final`, `last 10` (rounds), `last 50 %` or a window such as `rounds "
+            f"171-200`, got {value!r}."
         )
 
 
@@ -99,8 +99,8 @@ def run_statistic(curve: Mapping[int, float], statistic: str, metric: str, goal:
     """Returns a statistic of one run, in the metric's unit; NaN if none of its rounds was evaluated.
 
     Of values by evaluated round, in ascending order, it is the ``best`` without NaN; the ``final`` one; ``last N``, the
-    mean over those of the last N rounds; or ``rounds A-B``, the mean over those in the window. ``goal`` is that of a
-    metric whose name does not say it.
+    mean over those of the last N rounds, ``last N %`` over that share of the rounds; or ``rounds A-B``, the mean over
+    those in the window. ``goal`` is that of a metric whose name does not say it.
     """
     if statistic == "final":
         return curve[max(curve)] if curve else math.nan
@@ -128,9 +128,11 @@ def _rounds(curve: Mapping[int, float], statistic: str) -> range:
     window = _WINDOW.fullmatch(statistic)
     if window is None:  # `best` and `final` may use every round
         return range(end)
-    if window["count"] is None:
+    if window["first"] is not None:
         return range(int(window["first"]), int(window["last"]) + 1)
-    return range(max(0, end - int(window["count"])), end)
+    # Round 0 is before any training, and no round of a share; the last round always is one.
+    count = int(window["count"] or max(1, (end - 1) * int(window["share"]) // 100))
+    return range(max(0, end - count), end)
 
 
 def first_as_good(curve: Mapping[int, float], metric: str, target: float, goal: Goal | None = None) -> int | None:

@@ -1,17 +1,15 @@
 """Figures that pages of results print are those of the tables beside them, which `report --study` draws from CSVs."""
 
 import csv
-import gzip
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median
 
+import numpy as np
 import pytest
-import yaml
 from scipy import stats
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -71,193 +69,57 @@ def test_what_is_rounded_otherwise_is_told() -> None:
     assert is_rounded(("−0.5", "−0.76", "+0.30"), ["-0.005", "-0.0076", "0.003"], 100)
 
 
-def gains() -> Iterator[tuple[str, bool, bool]]:
-    """Yields each cell with a published gain: its table, whether ours excludes that gain, and whether it excludes 0."""
-    for path in sorted(RESULTS.rglob("table.csv")):
-        rows = list(csv.DictReader(path.open()))
-        axes = list(rows[0])[: list(rows[0]).index("seeds")]
-        for row in rows:
-            if not (row["difference"] and row["published"] and row["t_low"]):
-                continue
-            others = [one for one in rows if not one["difference"] and one["published"] and one["mean"]]
-            others = [one for one in others if one["statistic"] == row["statistic"] and one["metric"] == row["metric"]]
-            base = max(others, key=lambda one: sum(one[name] == row[name] for name in axes), default=None)
-            if base is None or float(base["mean"]) <= 0.2:  # at chance
-                continue
-            gain = float(row["published"]) - float(base["published"])
-            low, high = float(row["t_low"]), float(row["t_high"])
-            yield path.parent.name, not low <= gain <= high, not low <= 0 <= high
+WORDS = "reproduced|contradicted|undecided(?: \\([a-z, ]+\\))?|ahead(?: by less than g)?|level|behind"
 
 
-def test_the_index_counts_cells_that_exclude_neither_0_nor_the_papers_gain() -> None:
-    page, cells = " ".join((RESULTS / "index.md").read_text().split()), list(gains())
-    undecided = [table for table, without_gain, without_zero in cells if not (without_gain or without_zero)]
-    assert f"Of {len(cells)} cells with a published gain" in page
-    assert f"{len(undecided)} have a 95 % CI that contains both 0 and the paper's gain" in page
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(RESULTS)))
+def test_a_word_beside_a_difference_is_that_of_its_table(page: Path) -> None:
+    rows = measured(page)
+    for line in page.read_text().splitlines():
+        numbers = PRINTED["difference", "t_low", "t_high"].search(line)
+        word = re.search(rf"(?:\| |\*)({WORDS})(?: \||\*)", line[numbers.end() :] if numbers else "")
+        if line[:1] in "|-" and numbers and word:
+            exact = [[row[name] for name in ("difference", "t_low", "t_high")] for row in rows]
+            fit = {row["verdict"] for row, of in zip(rows, exact, strict=True) if is_rounded(numbers.groups(), of, 100)}
+            assert word[1] in fit, line
+
+
+def judged_rows() -> list[dict[str, str]]:
+    """The cells of all tables with a published gain and a verdict."""
+    rows = [row for path in sorted(RESULTS.rglob("table.csv")) for row in csv.DictReader(path.open())]
+    return [row for row in rows if row["verdict"] and row["published"]]
+
+
+def test_the_index_begins_with_power_and_level() -> None:
+    page = " ".join((RESULTS / "index.md").read_text().partition("\n| ")[0].split())
+    rows = [row for row in judged_rows() if row["verdict"] != "nothing learned"]
+    powers = [seen(float(row["claimed"]), float(row["std_difference"]), int(row["seeds"])) for row in rows]
+    levels = [
+        float(row["mean"]) - float(row["difference"]) - (float(row["published"]) - float(row["claimed"]))
+        for row in rows
+    ]
+    assert f"Over the {len(rows)} cells with a published gain and a model that has learned" in page
+    assert f"the median power to see that gain is {100 * median(powers):.0f} %" in page
+    assert f"the median baseline is {-100 * median(levels):.1f} points below the paper's" in page
+    for row, able in zip(rows, powers, strict=True):
+        assert float(row["power"]) == pytest.approx(able, abs=1e-5)
+
+
+def seen(gain: float, std: float, n: int) -> float:
+    """The probability that a two-sided t-test at 5 % on n pairs sees a gain."""
+    edge, shift = float(stats.t.ppf(0.975, n - 1)), abs(gain) * math.sqrt(n) / std
+    return float(stats.nct.sf(edge, n - 1, shift) + np.nan_to_num(stats.nct.cdf(-edge, n - 1, shift)))
 
 
 def test_the_words_of_the_tables_are_counted_on_the_index() -> None:
-    rows = [row for path in sorted(RESULTS.rglob("table.csv")) for row in csv.DictReader(path.open())]
-    words = Counter(row["verdict"] for row in rows if row["verdict"] and row["published"])
+    rows = judged_rows()
+    words = Counter(row["verdict"].partition(" (")[0] for row in rows)
     page = " ".join((RESULTS / "index.md").read_text().split())
-    assert f"{words['nothing learned']} cells in which nothing was learned left out" in page
-    assert f"of {sum(words.values())} differences with a published gain {words['reproduced']} are reproduced" in page
+    assert f"of {len(rows)} differences with a published gain {words['reproduced']} are reproduced" in page
     assert f"{words['contradicted']} contradicted, {words['undecided']} undecided, and in" in page
     assert f"and in {words['nothing learned']} nothing was learned" in page
-
-
-# Rows of the index that no table holds: older runs, and what was not run.
-OLDER = {
-    "Table 2, FashionMNIST, 2 classes, 200 rounds: the mask gains °": "undecided",
-    "Table 2, FashionMNIST, 2 classes, 200 rounds: FedAdam is ahead of FedAvg °": "undecided",
-    "Table 1 (there FEMNIST, here FashionMNIST), α = 0.2, rounds 171 to 200: the correction gains °": "undecided",
-    "Table 1, EMNIST, one class per client, 600 communication rounds: FedGA gains over FedAvg °": "undecided",
-    "(our question) from the same model, 5 of 10 drawn, the mask's direction gains on the other clients": "not run",
-    "(our question) from the same model, 2 of 10 drawn, the mask's direction gains on the other clients": "not run",
-    "Section 1, label skew, perceptron: the mask's direction is better than the mean's at the same progress": "not run",
-    "Tables 2, 3 and 6 on CIFAR, FEMNIST and other numbers of clients; Table 7; Figure 2": "not run",
-    "α of 0.1 and 0.3, rounds 901 to 1,000": "not run",
-    "Table 1, CIFAR-10 and EMNIST at full size; Figures 2 and 5 to 7; Figure 8 on CIFAR-100": "not run",
-}
-Curves = list[dict[int, float]]
-
-
-def index_rows() -> dict[str, tuple[str, str, str, str]]:
-    """Ours, the paper's, verdict and page by claim, as the index prints them."""
-    lines = (RESULTS / "index.md").read_text().partition("| claim |")[2].splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    return {claim: (ours, paper, verdict, page) for claim, ours, paper, verdict, page in cells if verdict}
-
-
-def claimed_rows() -> dict[str, dict[str, str]]:
-    """The study, metric and cell of each claim."""
-    return {row["claim"]: row for row in csv.DictReader((RESULTS / "claims.csv").open())}
-
-
-def tied() -> list[str]:
-    return sorted(claim for claim, row in claimed_rows().items() if row["folder"])
-
-
-def axes_of(text: str) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in text.split(";"))
-
-
-@cache
-def rows_of(folder: str) -> list[dict[str, str]]:
-    attacks = RESULTS / folder / "attack.csv"
-    with attacks.open() if attacks.is_file() else gzip.open(RESULTS / folder / "curves.csv.gz", "rt") as file:
-        return list(csv.DictReader(file))
-
-
-def curves(folder: str, axes: dict[str, str], metric: str) -> Curves:
-    """The curve of each seed of a cell, in the order of seeds."""
-    found: dict[int, dict[int, float]] = defaultdict(dict)
-    for row in rows_of(folder):
-        if axes.items() <= row.items() and row[metric]:
-            found[int(row["seed"])][int(row.get("round", 0))] = float(row[metric])
-    return [found[seed] for seed in sorted(found)]
-
-
-def statistic_of(curve: dict[int, float], name: str, metric: str, sent: dict[int, float]) -> float:
-    first, _, second = name.partition(" less ")
-    if second:
-        return statistic_of(curve, first, metric, sent) - statistic_of(curve, second, metric, sent)
-    kind, _, of = name.partition(" ")
-    if kind == "best":
-        return min(curve.values()) if re.search("loss|distance", metric) else max(curve.values())
-    if kind == "communication":
-        return next(curve[at] for at in curve if sent.get(at) == float(of))
-    low, high = map(int, of.split("-")) if kind == "rounds" else (max(curve) - int(of or 1) + 1, max(curve))
-    return fmean(value for at, value in curve.items() if low <= at <= high)
-
-
-def has_settled(of: Curves, scale: float) -> bool:
-    at = sorted(set.intersection(*map(set, of)))
-    ends, starts = ([c[r] for c in of for r in at if at[-1] * (1 - a) < r <= at[-1] * (1 - b)] for a, b in TENTHS)
-    return bool(ends and starts) and abs(fmean(ends) - fmean(starts)) <= 0.005 * scale
-
-
-TENTHS = ((0.1, 0.0), (0.2, 0.1))
-
-
-def published(row: dict[str, str]) -> list[float]:
-    """The paper's figures of both cells, means over their rows; none where there is none."""
-    if row["published"][:1].isdecimal():
-        return [float(number) / 100 for number in row["published"].split("-")]
-    path = RESULTS / row["folder"] / "table.csv"
-    table = list(csv.DictReader(path.open())) if path.is_file() else []
-    ours, figures = axes_of(row["ours"]), []
-    for axes in (ours, ours | axes_of(row["baseline"])):
-        per_window = [
-            [float(one["published"]) for one in table if one["published"] and (axes | window).items() <= one.items()]
-            for window in ({"metric": row["metric"], "statistic": name} for name in row["statistic"].split(" less "))
-        ]
-        figures += [fmean(per_window[0]) - sum(map(fmean, per_window[1:]))] if per_window[0] else []
-    return figures if len(figures) == 2 else []
-
-
-def recomputed(row: dict[str, str]) -> tuple[tuple[float, float, float], float | None, str]:
-    """Difference and interval, the paper's gain, and the verdict, by the protocol from curves."""
-    metric, ours = row["metric"], axes_of(row["ours"])
-    sides = [curves(row["folder"], axes, metric) for axes in (ours, ours | axes_of(row["baseline"]))]
-    sent: list[Curves] = [
-        curves(row["folder"], axes, "comm/rounds") if row["statistic"].startswith("communication") else [{}] * len(side)
-        for axes, side in zip((ours, ours | axes_of(row["baseline"])), sides, strict=True)
-    ]
-    values = [
-        [statistic_of(curve, row["statistic"], metric, x) for curve, x in zip(side, xs, strict=True)]
-        for side, xs in zip(sides, sent, strict=True)
-    ]
-    differences = [a - b for a, b in zip(*values, strict=True)]
-    n, mean, base = len(differences), fmean(differences), fmean(values[1])
-    half = float(stats.t.ppf(0.975, n - 1)) * stdev(differences) / n**0.5
-    figures = published(row)
-    gain = figures[0] - figures[1] if figures else None
-    direction = (-1 if row["sign"] == "-" else 1) if gain is None else math.copysign(1, gain)
-    least = abs(gain) if gain is not None else float(row["sign"]) if row["sign"] not in "+-" else 0.0
-    low, high = sorted((direction * (mean - half), direction * (mean + half)))
-    scale = 1.0 if re.search("acc|agreement", metric) else abs(base)
-    level = " less " not in row["statistic"] and all(has_settled(side, scale) for side in sides)
-    level = level or bool(figures and row["published"] != "of other data" and abs(base - figures[1]) <= 0.03)
-    word = "reproduced" if low > 0 else "contradicted" if high < least and level else "undecided"
-    if row["gate"] and base < float(row["gate"]):
-        word = "nothing learned"
-    return (mean, mean - half, mean + half), gain, word
-
-
-def test_every_row_of_the_index_is_tied_to_a_study_or_listed() -> None:
-    printed_rows, rows = index_rows(), claimed_rows()
-    assert [*printed_rows] == [*rows]
-    assert {claim: printed_rows[claim][2] for claim, row in rows.items() if not row["folder"]} == OLDER
-    assert {verdict for *_, verdict, _ in printed_rows.values()} <= {
-        "reproduced", "contradicted", "undecided", "nothing learned", "not run"
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("claim", tied())
-def test_a_verdict_of_the_index_is_that_of_its_csvs(claim: str) -> None:
-    row = claimed_rows()[claim]
-    ours, paper, verdict, page = index_rows()[claim]
-    numbers, gain, word = recomputed(row)
-    scale = 100 if re.search("acc|agreement", row["metric"]) else 1
-    match = re.fullmatch(rf"({NUMBER}) \(({NUMBER}) to ({NUMBER})\)", ours)
-    assert match
-    assert is_rounded(match.groups(), [repr(number) for number in numbers], scale)
-    assert paper == row["published"] if gain is None else is_rounded((paper,), [repr(gain)], 100)
-    assert (verdict, page) == (word, row["page"])
-
-
-@pytest.mark.parametrize("claim", tied())
-def test_gates_and_gains_are_those_of_the_study(claim: str) -> None:
-    row = claimed_rows()[claim]
-    results = RESULTS / row["folder"] / "results.csv"
-    study = next(csv.DictReader(results.open()))["study"] if results.is_file() else row["folder"]
-    report = yaml.safe_load((RESULTS.parents[1] / "configs" / "studies" / f"{study}.yaml").read_text())["report"]
-    first = [report["metric"]] if isinstance(report["metric"], str) else report["metric"]
-    if "learned" in report and row["metric"] == first[0] and " less " not in row["statistic"]:
-        assert float(row["gate"]) == report["learned"]
-    if "gain" in report:
-        assert float(row["sign"]) == report["gain"]
+    picture = " ".join((RESULTS / "claims.md").read_text().split())
+    assert f"{words['nothing learned']} cells in which nothing was learned left out" in picture
 
 
 def test_each_rival_has_a_sentence_with_the_numbers_and_the_word_of_its_cell() -> None:

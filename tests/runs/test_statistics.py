@@ -17,6 +17,9 @@ CURVE = {at: at / 100 for at in [*range(0, 41, 5), 41]}
         ("final", 0.41, 0),
         ("last 10", (0.35 + 0.40 + 0.41) / 3, 7),
         ("last 1", 0.41, 0),
+        ("last 50 %", (0.25 + 0.30 + 0.35 + 0.40 + 0.41) / 5, 15),  # 20 of 41 rounds, 22 to 41
+        ("last 1 %", 0.41, 0),
+        ("last 100 %", (0.05 * sum(range(1, 9)) + 0.41) / 9, 32),  # without round 0
         ("rounds 11-20", (0.15 + 0.20) / 2, 8),
         ("rounds 40-50", (0.40 + 0.41) / 2, 9),
         ("rounds 41-41", 0.41, 0),
@@ -40,7 +43,7 @@ class Passes(dict[int, float]):
         return super().__iter__()
 
 
-@pytest.mark.parametrize("statistic", ["best", "last 10", "rounds 11-20"])
+@pytest.mark.parametrize("statistic", ["best", "last 10", "last 10 %", "rounds 11-20"])
 def test_whether_a_statistic_is_reached_is_seen_in_one_pass(statistic: str) -> None:
     curve = Passes(CURVE)
     assert is_reached(curve, statistic)
@@ -68,7 +71,9 @@ def test_the_first_round_as_good_as_a_target() -> None:
     assert first_as_good({1: math.nan, 4: 0.3, 5: 0.1}, "test/loss", 0.3) == 4
 
 
-@pytest.mark.parametrize("value", ["median", "last", "last 0", "rounds 9-3", "rounds 3", "last 10 "])
+@pytest.mark.parametrize(
+    "value", ["median", "last", "last 0", "last 0 %", "last 101 %", "last 5%", "rounds 9-3", "rounds 3", "last 10 "]
+)
 def test_what_is_no_statistic_is_refused(value: str) -> None:
     with pytest.raises(FederatedError, match=r"^Expected `report.statistic` to be `best`, .*rounds 171-200"):
         expect_statistic("report.statistic", value)

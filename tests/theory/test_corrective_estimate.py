@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lightning_fed.aggregators import CGW
+from lightning_fed.functional.cgw import corrective_weights
 from tests.client_algorithms.client_runs import fit
 from tests.client_algorithms.known_clients import Logistic
 
@@ -120,3 +122,25 @@ def test_the_bound_is_reached() -> None:
         end = plain.weights[0]
         estimate = alike.full(end, 0) @ (moved.weights[0] - end)
         assert abs(estimate) == pytest.approx(times * alpha * alike.loss(end, 0), rel=1e-9)
+
+
+def test_the_sum_of_losses_may_rise_where_the_step_is_taken() -> None:
+    """Two clients, f_i = h_i (w - c_i)² / 2: one has arrived at c_1 = 0 (h = 10), one is half way to c_2 = 10 (h = 1).
+
+    Only the second has a slope, so that the correction goes its way: the sum of the losses falls at the clients' own
+    models, 0 and 5. At their mean, 2.5, it rises.
+    """
+    h, c, ends = (
+        torch.tensor([10.0, 1.0]).double(),
+        torch.tensor([0.0, 10.0]).double(),
+        torch.tensor([0.0, 5.0]).double(),
+    )
+    slopes, losses = h * (ends - c), h * (ends - c) ** 2 / 2
+    weights = corrective_weights(slopes[:, None] @ slopes[None], losses, 0.1, "per_client")
+    moved = -float(weights @ slopes)
+    assert moved > 0
+
+    def change(points: torch.Tensor) -> float:
+        return float((h * ((points + moved - c) ** 2 - (points - c) ** 2) / 2).sum())
+
+    assert (change(ends), change(ends.mean() + 0 * ends)) == pytest.approx((-0.90625, 4.71875))

@@ -11,7 +11,7 @@ from lightning_fed.lab.report.page import coded
 from lightning_fed.lab.report.plots import KINDS, picture, tuning_html
 from lightning_fed.lab.report.summary import counted, is_share, over_seeds, summarize
 from lightning_fed.lab.studies import formats
-from lightning_fed.lab.studies.comparison import pairs_needed, visible_gain
+from lightning_fed.lab.studies.comparison import chance, pairs_needed, visible_gain
 from lightning_fed.lab.studies.formats import Block, without_constants
 from lightning_fed.lab.studies.grid import at_edge, edges_of
 from lightning_fed.lab.studies.results import BESIDE, StudyResults, Trial
@@ -101,6 +101,7 @@ def _said_of(statistic: str) -> str:
     """Says a statistic in words that follow the name of a metric."""
     known = {"best": "at each run's best round", "final": "at the last round"}
     said = re.sub(r"^last (\d+)$", r"over the last \1 rounds", known.get(statistic, statistic))
+    said = re.sub(r"^(last \d+ %)$", r"over the \1 of the rounds", said)
     return re.sub(r"^rounds (\d+)-", r"over rounds \1 to ", said)
 
 
@@ -126,10 +127,12 @@ def _baseline(study: Study) -> str:
 
 
 def _differences(study: Study, table: StudyTable) -> Block:
+    axes, cells = (*table.row_axes, *table.column_axes), [*table.cells.values(), *table.pooled]
+    papers = any(cell.verdict and cell.verdict.failed is not None for cell in cells)
     names = ["difference", "95 % interval (t)", "95 % interval (bootstrap)", "p (Holm)", "seeds", "seen at 80 % power"]
-    names += ["claimed", "seeds to see it", "verdict"]
-    lines, lost = [[*table.row_axes, *table.column_axes, *names]], 0
-    for (row, column), cell in table.cells.items():
+    names += ["claimed", "power", "seeds to see it", *["here"] * papers, "verdict"]
+    lines, lost = [[*axes, *names]], 0
+    for cell in cells:
         if (found := cell.difference) is None:
             continue
         if math.isnan(found.mean):
@@ -141,13 +144,16 @@ def _differences(study: Study, table: StudyTable) -> Block:
         ]
         p_value = "" if math.isnan(cell.p_holm) else f"{cell.p_holm:.3f}" if cell.p_holm >= 0.001 else "< 0.001"
         seen = _signed(visible_gain(found.std, found.pairs), cell.percent).lstrip("+")
-        line = [*row, *column, _signed(found.mean, cell.percent), *intervals, p_value, str(found.pairs), seen]
-        judged = ["", "", ""]
+        line = [cell.names[axis] for axis in axes]
+        line += [_signed(found.mean, cell.percent), *intervals, p_value, str(found.pairs), seen]
+        judged = [""] * (len(names) - 6)
         if verdict := cell.verdict:
-            needed = pairs_needed(verdict.claimed, found.std)
-            judged = [_signed(verdict.claimed, cell.percent), f"{needed:,}" if needed else "", verdict.word]
+            needed, able = pairs_needed(verdict.claimed, found.std), chance(verdict.claimed, found)
+            judged = [_signed(verdict.claimed, cell.percent), "" if math.isnan(able) else f"{able:.2f}"]
+            judged += [f"{needed:,}" if needed else "", *[verdict.here] * papers, verdict.word]
         lines.append(line + judged)
     note = "Differences are paired by seed; p is of a paired t-test, adjusted for all tests of the table (Holm)."
+    note += " A pooled row has of each seed the mean over its cells; Holm leaves it out." * bool(table.pooled)
     for metric, other in study.report.against.items():
         note += f" {metric} is compared with {other}."
     if lost:
@@ -233,13 +239,13 @@ def table_lines(study: Study, table: StudyTable) -> list[list[str]]:
         edges = edges_of(study, cell.names, cell.runs[0].chosen)
         told = "; ".join(f"{option} {side}" for option, side in edges.items())
         lines.append([*(cell.names[axis] for axis in axes), *_numbers(cell, rank), told])
-    return lines
+    return lines + [[*(cell.names[axis] for axis in axes), *_numbers(cell, None), ""] for cell in table.pooled]
 
 
 _COLUMNS = (
     "seeds", "mean", "std", "difference", "t_low", "t_high", "bootstrap_low", "bootstrap_high", "p", "p_holm",
     "average_rank", "published", "published_std", "rounds_to_target", "rounds_to_target_std", "std_difference",
-    "visible_gain", "claimed", "seeds_needed", "verdict", "at_edge",
+    "visible_gain", "claimed", "power", "seeds_needed", "here", "verdict", "at_edge",
 )  # fmt: skip
 
 
@@ -247,19 +253,20 @@ def _numbers(cell: TableCell, rank: float | None) -> list[str]:
     difference, figure, reached = cell.difference, cell.published, cell.to_target
     scale = 100 if cell.percent else 1  # papers print accuracies in percent
     compared: list[float | None] = [None] * 7
-    judged: list[float | None] = [None] * 4
+    judged: list[float | None] = [None] * 5
     if difference:
         compared = [difference.mean, *difference.t_interval, *difference.bootstrap, difference.p_value, cell.p_holm]
         judged[:2] = difference.std, visible_gain(difference.std, difference.pairs)
     if difference and cell.verdict:
-        judged[2:] = cell.verdict.claimed, pairs_needed(cell.verdict.claimed, difference.std)
+        claimed = cell.verdict.claimed
+        judged[2:] = claimed, chance(claimed, difference), pairs_needed(claimed, difference.std)
     numbers = [
-        len(cell.runs), cell.summary.mean, cell.summary.std, *compared, rank,
+        len(cell.values), cell.summary.mean, cell.summary.std, *compared, rank,
         *((figure.value / scale, figure.std and figure.std / scale) if figure else (None, None)),
         *((reached.mean, reached.std) if reached else (None, None)), *judged,
     ]  # fmt: skip
     texts = ["" if number is None or math.isnan(number) else f"{number:.6g}" for number in numbers]
-    return [*texts, cell.verdict.word if cell.verdict else ""]
+    return [*texts, *((cell.verdict.here, cell.verdict.word) if cell.verdict else ("", ""))]
 
 
 def tuned_block(study: Study, trials: Sequence[Trial]) -> Block:

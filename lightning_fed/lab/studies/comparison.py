@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +21,16 @@ from lightning_fed.lab.studies.study import Report, Study
 from lightning_fed.runs.statistics import Goal, goal_of
 
 __all__ = [
-    "PairedDifference", "Verdict", "average_ranks", "has_settled", "holm_adjusted", "is_near", "equal_losses",
-    "paired_difference", "pairs_needed", "power", "still_improves", "value_of", "verdict_on", "visible_gain",
-    "with_equal_loss",
+    "PairedDifference", "Verdict", "average_ranks", "chance", "equal_losses", "has_settled", "holm_adjusted",
+    "is_level", "paired_difference", "pairs_needed", "power", "still_improves", "value_of", "verdict_on",
+    "visible_gain", "with_equal_loss",
 ]  # fmt: skip
 
 _RESAMPLES, _COVERAGE = 9999, 0.95
 _FEWEST = 10  # of fewer pairs the resampled means lie too close to each other, however many are drawn
 _LEVEL, _POWER = 0.05, 0.8
 _COUNTS = range(2, 2**17 + 1)  # of pairs; nobody runs more seeds
-# In units of an accuracy in [0, 1]; for another metric shares of the baseline's mean.
-_NEAR, _FLAT = 0.03, 0.005
+_NEAR = 0.03  # of an accuracy in [0, 1]; for another metric a share of the baseline's mean
 # A curve still improves by its last fifth: at least 4 values, and a slope of twice its standard error.
 _FIFTH, _FEWEST_VALUES, _NOISE = 5, 4, 2.0
 
@@ -118,16 +116,21 @@ def average_ranks(values: NDArray[np.float64], lower_is_better: bool = False) ->
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict on one comparison.
+    """What a comparison says, in the words of docs/results/protocol.md.
 
     Attributes:
         claimed: The claimed gain g, published or the smallest of interest, in the metric's unit.
-        word: ``reproduced`` if the 95 % CI is on the claimed side of 0; ``contradicted`` if it ends before g and the
-            baseline matches the paper's; ``nothing learned`` if the baseline has not reached ``report.learned``.
+        here: By the 95 % CI alone ``ahead``, ``ahead by less than g`` if it ends below g, ``behind``, ``level`` if it
+            has 0 and stays within g on both sides, else ``undecided``. Or ``nothing learned``.
+        word: The same for a question of one's own. Of a published gain ``reproduced`` if the CI is on its side of 0,
+            ``contradicted`` if it ends before g, or ``undecided`` with the reason.
+        failed: The gates that a published gain does not pass; None for a question of one's own.
     """
 
     claimed: float
-    word: Literal["reproduced", "contradicted", "undecided", "nothing learned"]
+    here: str
+    word: str
+    failed: tuple[str, ...] | None = None
 
 
 def power(shift: float, pairs: int) -> float:
@@ -142,6 +145,12 @@ def power(shift: float, pairs: int) -> float:
     # For a large shift scipy returns NaN for the other tail, which is 0.
     other = float(np.nan_to_num(stats.nct.cdf(-edge, pairs - 1, shift)))
     return float(stats.nct.sf(edge, pairs - 1, shift)) + other
+
+
+def chance(gain: float, difference: PairedDifference) -> float:
+    """Returns the power for a gain of a test on pairs that vary as these; NaN where they do not vary."""
+    std, pairs = difference.std, difference.pairs
+    return power(abs(gain) * math.sqrt(pairs) / std, pairs) if std > 0 else math.nan
 
 
 @cache
@@ -165,11 +174,10 @@ def pairs_needed(gain: float, std: float) -> int | None:
     return _COUNTS[at] if at < len(_COUNTS) else None
 
 
-def has_settled(curves: Sequence[Mapping[int, float]], scale: float) -> bool:
-    """Says whether curves have reached a plateau.
+def has_settled(curves: Sequence[_Curve], within: float) -> bool:
+    """Says whether curves are flat over the last fifth of the rounds.
 
-    They have if the mean over seeds of the last tenth of the rounds is within 0.5 points of that of the tenth before;
-    ``scale`` is 1 for an accuracy in [0, 1], for another metric its size.
+    They are if the mean over seeds of the last tenth of the rounds is ``within`` that of the tenth before.
     """
     at = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     tenth = (at[-1] if at else 0) / 10
@@ -177,31 +185,49 @@ def has_settled(curves: Sequence[Mapping[int, float]], scale: float) -> bool:
     if not late or not before:
         return False
     ends, starts = (np.mean([curve[r] for curve in curves for r in rounds]) for rounds in (late, before))
-    return bool(abs(ends - starts) <= _FLAT * scale)
+    return bool(abs(ends - starts) <= within)
 
 
-def verdict_on(difference: PairedDifference, claimed: float, level: bool, learned: bool) -> Verdict | None:
+def is_level(apart: float | None, gain: float, scale: float, sides: Sequence[Sequence[_Curve]]) -> bool:
+    """Says whether a comparison is made at the paper's level, so that it can speak of the paper's gain g.
+
+    It is if the baseline is at most g/2 ``apart`` from the published one. Or if both methods, whose curves are the two
+    ``sides``, are flat to g/2, and the baseline is at most 3 points apart; where no level is published (None) the
+    plateau alone decides. ``scale`` is 1 for an accuracy in [0, 1], for another metric its size.
+    """
+    half = abs(gain) / 2
+    if apart is not None and abs(apart) <= half:
+        return True
+    return abs(apart or 0.0) <= _NEAR * scale and all(has_settled(curves, half) for curves in sides)
+
+
+def verdict_on(
+    difference: PairedDifference, claimed: float, better: int, learned: bool, failed: Sequence[str] | None = None
+) -> Verdict | None:
     """Returns the verdict on a difference; None without a difference or a claimed gain.
 
     Args:
         difference: The difference to the baseline.
-        claimed: The claimed gain; negative if less is better.
-        level: Whether the baseline matches the paper's, or both methods have reached their plateau.
+        claimed: The claimed gain; negative if less is claimed.
+        better: 1 if more is better, else -1.
         learned: Whether the baseline has reached ``report.learned``.
+        failed: The gates that a published gain does not pass, for a word each; None for a question of one's own.
     """
-    low, high = sorted(math.copysign(1, claimed) * end for end in difference.t_interval)
-    if not claimed or math.isnan(low) or math.isnan(high):
+    if not claimed or math.isnan(difference.t_interval[0]):
         return None
     if not learned:
-        return Verdict(claimed, "nothing learned")
-    if low > 0:
-        return Verdict(claimed, "reproduced")
-    return Verdict(claimed, "contradicted" if high < abs(claimed) and level else "undecided")
-
-
-def is_near(mean: float, published: float, scale: float) -> bool:
-    """Says whether a baseline is within 3 points of the published one; both in the metric's unit."""
-    return abs(mean - published) <= _NEAR * scale
+        return Verdict(claimed, "nothing learned", "nothing learned", None if failed is None else (*failed,))
+    gain, (low, high) = abs(claimed), sorted(better * end for end in difference.t_interval)
+    here = "level" if -gain < low <= high < gain else "undecided"
+    if low > 0 or high < 0:
+        here = "behind" if high < 0 else "ahead" if high >= gain else "ahead by less than g"
+    if failed is None:
+        return Verdict(claimed, here, here)
+    low, high = sorted(math.copysign(1, claimed) * end for end in difference.t_interval)
+    word = "reproduced" if low > 0 else "contradicted" if high < gain else ""
+    if failed or not word:
+        word = f"undecided ({', '.join(failed) if word else 'seeds'})"
+    return Verdict(claimed, here, word, (*failed,))
 
 
 def equal_losses(report: Report) -> list[str]:

@@ -109,20 +109,22 @@ class Report:
         metric: Column of metrics.csv, or several.
         goal: Whether the smallest (`min`) or the largest value (`max`) of the first metric is the best, or of each of
             some metrics (default: what a metric object has said in the runs, else by the name).
-        statistic: One or several statistics over the rounds: `best`, `final`, `last 10` or `rounds 171-200` (means),
-            or `at equal train/loss`: at each run's first round at a level of that loss that all compared runs reach.
+        statistic: One or several statistics over the rounds: `best`, `final`, `last 10`, `last 50 %` or `rounds
+            171-200` (means), or `at equal train/loss`: at each run's first round at a level of that loss that all
+            compared runs reach.
         rows: Axes of the table's rows (default: all that are not columns); also `seed`, `metric` and `statistic`.
         columns: Axes of the table's columns.
         baseline: Values of axes; the other runs are compared with the runs that have these values, paired by seed.
         against: For some metrics, the baseline's metric that they are compared with (default: the same), as in
             `{per_client/own/acc: per_client/tuned/acc}`.
+        pool: Axes over whose cells a further row takes the mean difference of each seed, with its power.
         published: Published figures next to those of the runs: a `file`; `where`, its columns that have the same value
             for all cells; and `axes`, the column of each axis.
         target: Value of the first metric, an accuracy in [0, 1]; a table has the rounds until it is reached.
         x: Column for the x-axis of curves.
         gain: The smallest gain of interest if none is published, in the unit of the first metric (an accuracy in
             [0, 1]), negative if less is better; or a gain for each of some metrics. A verdict on each difference says
-            whether this gain is reproduced.
+            whether a method is ahead, ahead by less than this gain, level or behind.
         learned: Value that the baseline must have reached for its cells to be compared, in the same unit.
         plateau: Whether a note says how many runs still improve over the last fifth of their rounds.
     """
@@ -134,6 +136,7 @@ class Report:
     columns: list[str] = field(default_factory=list)
     baseline: dict[str, Name] = field(default_factory=dict)
     against: dict[str, str] = field(default_factory=dict)
+    pool: list[str] = field(default_factory=list)
     published: dict[str, Any] = field(default_factory=dict)
     target: float | None = None
     x: str = "round"
@@ -276,6 +279,8 @@ def _expect_sound_report(study: Study) -> None:
         else:
             expect_statistic("report.statistic", statistic)
     expect_values("report.baseline", study, report.baseline)
+    others = [axis for axis in study.axes if axis not in report.baseline]
+    expect_known("report.pool", report.pool, others, "axes that are not the baseline's")
     named = {"report.against": [*report.against, *report.against.values()]}
     named |= {f"report.{key}": [*one] for key in ("gain", "goal") if isinstance(one := getattr(report, key), dict)}
     for place, metrics in named.items():

@@ -1,7 +1,7 @@
 """Computes the cells of a study's table: means over seeds, differences to a baseline, ranks, published figures."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,7 +15,7 @@ from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.published import Figure, PublishedFigures
 from lightning_fed.lab.studies.results import TO_TARGET, StudyResults, StudyRun, is_lost
 from lightning_fed.lab.studies.study import Report, Study, reported_axes
-from lightning_fed.runs.statistics import first_as_good, goal_of, is_reached
+from lightning_fed.runs.statistics import first_as_good, goal_of, is_reached, mean_of
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
 
@@ -70,6 +70,7 @@ class StudyTable:
     baseline: tuple[str, ...]  # the axes of rows and columns that name the baseline
     ranks: tuple[float, ...] | None
     notes: tuple[str, ...]  # on missing results
+    pooled: tuple[TableCell, ...] = ()  # a mean over cells by seed; their values of pooled axes are as `10 pooled`
 
     @property
     def methods_are_columns(self) -> bool:
@@ -90,13 +91,13 @@ def study_table(study: Study, results: StudyResults, published: PublishedFigures
         )
     if published is not None:
         cells = {key: replace(cell, published=_figure(published, cell)) for key, cell in cells.items()}
-    cells = _compared(cells, study, row_axes, column_axes)
+    cells, pooled = _compared(cells, study, row_axes, column_axes)
     rows = _in_order({row for row, _ in cells}, row_axes, study)
     columns = _in_order({column for _, column in cells}, column_axes, study)
     cells = {key: cells[key] for key in product(rows, columns) if key in cells}
     baseline = tuple(axis for axis in (*row_axes, *column_axes) if axis in study.report.baseline)
     notes = (*_notes(study, results), *on_equal_loss)
-    table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes)
+    table = StudyTable(row_axes, column_axes, rows, columns, cells, baseline, None, notes, pooled)
     return replace(table, ranks=_ranks(table, study.report))
 
 
@@ -176,8 +177,11 @@ def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, report
 
 def _compared(
     cells: dict[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
-) -> dict[tuple[Key, Key], TableCell]:
-    """Compares each cell with its baseline cell, adjusts the p-values for the number of tests, and adds verdicts."""
+) -> tuple[dict[tuple[Key, Key], TableCell], tuple[TableCell, ...]]:
+    """Compares each cell with its baseline cell, adjusts the p-values for the number of tests, and adds verdicts.
+
+    Also returns the pooled rows.
+    """
     pairs = dict[tuple[Key, Key], tuple[Key, Key]]()
     for key, cell in cells.items():
         metric = study.report.against.get(cell.names["metric"], cell.names["metric"])
@@ -189,37 +193,80 @@ def _compared(
     # Equal cells are not a test, and a pair of cells that occurs twice is one test.
     tests = {values[key]: one.p_value for key, one in found.items() if one.std > 0 or one.p_value < 1}
     adjusted = dict(zip(tests, comparison.holm_adjusted([*tests.values()]).tolist(), strict=True))
-    return cells | {
+    judged = {
         key: replace(
             cells[key],
             difference=one,
             p_holm=adjusted.get(values[key], math.nan),
-            verdict=_verdict(cells[key], cells[pairs[key]], one, study.report),
+            verdict=_verdict(cells[key], cells[pairs[key]], one, study),
         )
         for key, one in found.items()
     }
+    return cells | judged, _pooled([(cell, cells[pairs[key]]) for key, cell in judged.items()], study.report)
 
 
 def _verdict(
-    cell: TableCell, baseline: TableCell, difference: comparison.PairedDifference, report: Report
+    cell: TableCell, baseline: TableCell, difference: comparison.PairedDifference, study: Study
 ) -> comparison.Verdict | None:
     """Judges the published gain, or else the smallest gain of interest."""
-    metric, mean, unit = cell.names["metric"], baseline.summary.mean, 100 if cell.percent else 1
-    claimed, scale = report.gain_in(metric), 1.0 if cell.percent else abs(mean)
-    sides = [[run.curves[one.names["metric"]] for run in one.runs] for one in (cell, baseline)]
-    level = all(comparison.has_settled(curves, scale) for curves in sides)
+    report, metric, mean, unit = study.report, cell.names["metric"], baseline.summary.mean, 100 if cell.percent else 1
+    claimed, failed = report.gain_in(metric), None
     if cell.published is not None and baseline.published is not None:
-        claimed = (cell.published.value - baseline.published.value) / unit
-        level = level or comparison.is_near(mean, baseline.published.value / unit, scale)
+        published = baseline.published.value / unit
+        claimed, scale = cell.published.value / unit - published, 1.0 if cell.percent else abs(mean)
+        sides = [[run.curves[one.names["metric"]] for run in one.runs] for one in (cell, baseline)]
+        failed = [] if comparison.is_level(mean - published, claimed, scale, sides) else ["baseline"]
+        failed += ["rates"] if seeds_of_rates(study, (*cell.runs, *baseline.runs)) else []
     learned = True
     if metric == report.metric[0] and report.learned is not None:
         less = goal_of(metric, report.goal_in(metric), "report.goal") == "min"
         learned = (min if less else max)(mean, report.learned) == mean
-    return comparison.verdict_on(difference, claimed, level, learned)
+    return comparison.verdict_on(difference, claimed, _better(report, metric, claimed, failed), learned, failed)
+
+
+def _better(report: Report, metric: str, claimed: float, failed: Sequence[str] | None) -> int:
+    """Returns 1 if more is better, else -1: a gain of interest says it by its sign, a paper may publish a loss."""
+    goal = report.goal_in(metric) if failed is not None else None
+    return -1 if goal == "min" or (goal is None and claimed < 0) else 1
+
+
+def seeds_of_rates(study: Study, runs: Iterable[StudyRun]) -> list[int]:
+    """Returns the seeds of runs that have also chosen their tuned options."""
+    return sorted({run.seed for run in runs if run.chosen and run.seed in study.tune.seeds})
+
+
+def _pooled(pairs: Iterable[tuple[TableCell, TableCell]], report: Report) -> tuple[TableCell, ...]:
+    """Pools the judged cells that differ in the axes of ``report.pool`` alone, each with its baseline.
+
+    The mean over cells of a seed's values is one value, so that seeds stay the only sample. Its claimed gain is the
+    mean of theirs, and it passes the gates that all of them pass.
+    """
+    groups: dict[Key, list[tuple[TableCell, TableCell]]] = {}
+    for cell, baseline in pairs if report.pool else ():
+        if cell.verdict and cell.verdict.word != "nothing learned":
+            key = tuple(name for axis, name in cell.names.items() if axis not in report.pool)
+            groups.setdefault((*key, str(cell.verdict.failed is None)), []).append((cell, baseline))
+    found = []
+    for members in (group for group in groups.values() if len(group) > 1):
+        first, verdicts = members[0][0], [cell.verdict for cell, _ in members if cell.verdict]
+        seeds = sorted(set.intersection(*({run.seed for run in one.runs} for pair in members for one in pair)))
+        sides = [[_by_seed(pair[side]) for pair in members] for side in (0, 1)]
+        ours, theirs = (tuple(mean_of([cell[seed] for cell in side]) for seed in seeds) for side in sides)
+        failed = None if verdicts[0].failed is None else sorted({gate for one in verdicts for gate in one.failed or ()})
+        claimed, difference = mean_of([one.claimed for one in verdicts]), comparison.paired_difference(ours, theirs)
+        better = _better(report, first.names["metric"], claimed, failed)
+        names = first.names | dict.fromkeys(report.pool, f"{len(members)} pooled")
+        verdict = comparison.verdict_on(difference, claimed, better, True, failed)
+        found.append(TableCell(names, (), ours, first.percent, difference=difference, verdict=verdict))
+    return tuple(found)
+
+
+def _by_seed(cell: TableCell) -> dict[int, float]:
+    return {run.seed: value for run, value in zip(cell.runs, cell.values, strict=True)}
 
 
 def _difference(cell: TableCell, baseline: TableCell) -> comparison.PairedDifference:
-    ours, theirs = ({run.seed: value for run, value in zip(c.runs, c.values, strict=True)} for c in (cell, baseline))
+    ours, theirs = _by_seed(cell), _by_seed(baseline)
     shared = [seed for seed in ours if seed in theirs]
     return comparison.paired_difference([ours[seed] for seed in shared], [theirs[seed] for seed in shared])
 
@@ -259,6 +306,8 @@ def _notes(study: Study, results: StudyResults) -> list[str]:
             f"{len(lost):,} of {counted(len(results.runs), 'run')} diverged. A mean over the remaining seeds gives "
             "their number: it flatters its method, and is not compared."
         )
+    if seeds := [str(seed) for seed in seeds_of_rates(study, results.runs)]:
+        notes.append(f"Tuned on seeds of the table ({', '.join(seeds)}), which flatters: list others in `tune.seeds`.")
     notes += notes_on_ends(run.rounds for run in results.runs if run not in lost)
     measured = [metric for metric in study.report.metric if any(metric in run.curves for run in results.runs)]
     if absent := [f"`{metric}`" for metric in study.report.metric if metric not in measured]:

@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.studies import comparison
 from lightning_fed.lab.studies.comparison import (
     PairedDifference,
+    Verdict,
     average_ranks,
     has_settled,
     holm_adjusted,
-    is_near,
+    is_level,
     paired_difference,
     pairs_needed,
     power,
@@ -186,30 +188,58 @@ def test_what_no_number_of_seeds_sees() -> None:
     assert math.isnan(visible_gain(math.nan, 1))
 
 
+def judged(interval: tuple[float, float], *args: Any) -> Verdict:
+    found = verdict_on(PairedDifference(3, sum(interval) / 2, interval, interval, 0.1, 1.0), *args)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
-    ("interval", "claimed", "level", "learned", "word"),
+    ("interval", "claimed", "word"),
     [
-        ((0.1, 0.9), 0.5, False, True, "reproduced"),
-        ((0.1, 0.2), 0.5, True, True, "reproduced"),
-        ((-0.1, 0.4), 0.5, True, True, "contradicted"),
-        ((-0.1, 0.4), 0.5, False, True, "undecided"),
-        ((-0.1, 0.6), 0.5, True, True, "undecided"),
-        ((-0.9, -0.1), 0.5, True, True, "contradicted"),
-        ((-0.9, -0.1), -0.5, False, True, "reproduced"),
-        ((-0.4, 0.1), -0.5, True, True, "contradicted"),
-        ((0.1, 0.9), -0.5, True, True, "contradicted"),
-        ((0.1, 0.9), 0.5, True, False, "nothing learned"),
+        ((0.1, 0.9), 0.5, "ahead"),
+        ((0.1, 0.4), 0.5, "ahead by less than g"),
+        ((-0.4, 0.4), 0.5, "level"),
+        ((0.0, 0.0), 0.5, "level"),
+        ((-0.6, 0.4), 0.5, "undecided"),
+        ((-0.4, 0.6), 0.5, "undecided"),
+        ((-0.9, -0.1), 0.5, "behind"),
+        ((-0.9, -0.1), -0.5, "ahead"),
+        ((-0.3, -0.1), -0.5, "ahead by less than g"),
+        ((0.1, 0.9), -0.5, "behind"),
     ],
 )
-def test_verdicts(interval: tuple[float, float], claimed: float, level: bool, learned: bool, word: str) -> None:
-    found = verdict_on(PairedDifference(3, sum(interval) / 2, interval, interval, 0.1, 1.0), claimed, level, learned)
-    assert found is not None
-    assert (found.word, found.claimed) == (word, claimed)
+def test_words_on_a_question_of_ones_own(interval: tuple[float, float], claimed: float, word: str) -> None:
+    better = -1 if claimed < 0 else 1
+    assert judged(interval, claimed, better, True) == Verdict(claimed, word, word)
+    assert judged(interval, claimed, better, False).word == "nothing learned"
+
+
+@pytest.mark.parametrize(
+    ("interval", "claimed", "failed", "here", "word"),
+    [
+        ((0.1, 0.9), 0.5, [], "ahead", "reproduced"),
+        ((0.1, 0.2), 0.5, [], "ahead by less than g", "reproduced"),
+        ((0.1, 0.9), 0.5, ["baseline"], "ahead", "undecided (baseline)"),
+        ((-0.1, 0.4), 0.5, [], "level", "contradicted"),
+        ((-0.1, 0.4), 0.5, ["baseline", "rates"], "level", "undecided (baseline, rates)"),
+        ((-0.1, 0.6), 0.5, [], "undecided", "undecided (seeds)"),
+        ((-0.1, 0.6), 0.5, ["rates"], "undecided", "undecided (seeds)"),
+        ((-0.9, -0.1), 0.5, [], "behind", "contradicted"),
+        ((-0.9, -0.1), -0.5, [], "behind", "reproduced"),  # a loss that the paper has too
+        ((0.1, 0.9), -0.5, [], "ahead", "contradicted"),
+    ],
+)
+def test_words_on_a_published_gain(
+    interval: tuple[float, float], claimed: float, failed: list[str], here: str, word: str
+) -> None:
+    assert judged(interval, claimed, 1, True, failed) == Verdict(claimed, here, word, tuple(failed))
+    assert judged(interval, claimed, 1, False, failed).word == "nothing learned"
 
 
 def test_no_verdict_without_a_claim_or_an_interval() -> None:
-    assert verdict_on(paired_difference([0.5, 0.6], [0.4, 0.6]), 0.0, True, True) is None
-    assert verdict_on(paired_difference([0.5], [0.4]), 0.1, True, True) is None
+    assert verdict_on(paired_difference([0.5, 0.6], [0.4, 0.6]), 0.0, 1, True) is None
+    assert verdict_on(paired_difference([0.5], [0.4]), 0.1, 1, True) is None
 
 
 def curve(*values: float) -> dict[int, float]:
@@ -218,17 +248,25 @@ def curve(*values: float) -> dict[int, float]:
 
 def test_a_plateau_is_a_flat_end() -> None:
     rising, flat = [0.5 + 0.001 * at for at in range(100)], [0.9 - 0.4 * 0.9**at for at in range(100)]
-    assert not has_settled([curve(*rising)], 1.0)  # a point in the last tenth
-    assert has_settled([curve(*flat)], 1.0)
-    assert not has_settled([curve(*flat), curve(*(2 * value for value in rising))], 1.0)  # of the mean over seeds
-    assert has_settled([curve(*rising)], 2.5)
+    assert not has_settled([curve(*rising)], 0.005)  # a point in the last tenth
+    assert has_settled([curve(*flat)], 0.005)
+    assert not has_settled([curve(*flat), curve(*(2 * value for value in rising))], 0.005)  # of the mean over seeds
+    assert has_settled([curve(*rising)], 0.0101)
     assert not has_settled([], 1.0)
     assert not has_settled([{1: 0.5}], 1.0)  # a single round tells nothing
 
 
-def test_near_is_three_points() -> None:
-    assert is_near(0.83, 0.86, 1.01)
-    assert not is_near(0.82, 0.86, 1.0)
+def test_the_level_of_a_paper() -> None:
+    """Its figure to half the gain; or its plateau, within 3 points, flat to half the gain under both methods."""
+    rising, flat = [[curve(*(0.5 + slope * at for at in range(100)))] for slope in (0.001, 0.0001)]
+    assert is_level(-0.005, 0.011, 1.0, [rising, rising])
+    assert not is_level(0.006, 0.011, 1.0, [rising, flat])
+    assert is_level(0.006, 0.011, 1.0, [flat, flat])
+    assert not is_level(0.006, 0.0018, 1.0, [flat, flat])  # not as flat as half that gain
+    assert not is_level(0.031, 0.011, 1.0, [flat, flat])  # another plateau than the paper's
+    assert is_level(0.031, -0.011, 1.1, [flat, flat])
+    assert is_level(None, 0.011, 1.0, [flat, flat])
+    assert not is_level(None, 0.011, 1.0, [flat, rising])
 
 
 def results(gain: float, baseline: float = 0.8) -> StudyResults:
@@ -244,9 +282,10 @@ def results(gain: float, baseline: float = 0.8) -> StudyResults:
 @pytest.mark.parametrize(
     ("gain", "report", "word"),
     [
-        (0.02, {"gain": 0.05}, "reproduced"),
-        (0.0, {"gain": 0.05}, "contradicted"),
-        (-0.02, {"gain": 0.05}, "contradicted"),
+        (0.06, {"gain": 0.05}, "ahead"),
+        (0.02, {"gain": 0.05}, "ahead by less than g"),
+        (0.0, {"gain": 0.05}, "level"),
+        (-0.02, {"gain": 0.05}, "behind"),
         (0.02, {"gain": 0.05, "learned": 0.9}, "nothing learned"),
         (0.02, {}, None),
     ],
@@ -296,7 +335,7 @@ def test_cells_with_no_pairs_and_cells_that_diverged_are_no_tests() -> None:
         assert math.isnan(empty.p_holm)
 
 
-@pytest.mark.parametrize(("learned", "word"), [(1.0, "reproduced"), (0.5, "nothing learned")])
+@pytest.mark.parametrize(("learned", "word"), [(1.0, "ahead"), (0.5, "nothing learned")])
 def test_less_is_better_of_a_loss(learned: float, word: str) -> None:
     runs = [replace(run, curves={"val/loss": run.curves["test/acc"]}) for run in results(-0.02).runs]
     study = some_study(metric=["val/loss"], gain=-0.01, learned=learned)

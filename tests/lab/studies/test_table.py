@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
@@ -7,10 +8,11 @@ from scipy import stats
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.summary import Summary
-from lightning_fed.lab.studies.blocks import study_blocks
+from lightning_fed.lab.studies.blocks import study_blocks, table_lines
+from lightning_fed.lab.studies.comparison import power
 from lightning_fed.lab.studies.published import Figure, read_published
 from lightning_fed.lab.studies.results import StudyResults
-from lightning_fed.lab.studies.study import Study, reported_axes
+from lightning_fed.lab.studies.study import Study, Tune, expect_sound, reported_axes
 from lightning_fed.lab.studies.table import study_table
 from tests.lab.studies.parts import some_results, some_study, study_run
 
@@ -216,7 +218,7 @@ def test_one_metric_is_compared_with_another_of_the_baseline() -> None:
     table = study_table(asked, found)
     cells = {(*row, *column): cell for (row, column), cell in table.cells.items()}
     assert cells.keys() == {("FedAvg", tuned), ("FedAvg, masked", own), ("FedAvg, masked", tuned)}
-    for metric, claimed, word in ((own, 0.01, "reproduced"), (tuned, 0.2, "undecided")):
+    for metric, claimed, word in ((own, 0.01, "ahead"), (tuned, 0.2, "behind")):
         cell = cells["FedAvg, masked", metric]
         test = stats.ttest_rel(values["FedAvg, masked"][metric], values["FedAvg"][tuned])
         assert cell.difference.p_value == pytest.approx(test.pvalue)
@@ -255,3 +257,70 @@ def test_results_of_another_study_are_refused(report: dict[str, list[str]], rule
 
 def test_the_results_of_a_file_make_the_table() -> None:
     assert len(study_table(some_study(), some_results()).cells) == 4
+
+
+def test_pooled_rows_are_means_over_cells_seed_by_seed() -> None:
+    asked = study(pool=["data set"], gain=0.005)
+    table = study_table(asked, results(VALUES))
+    (pooled,) = table.pooled
+    ours, theirs = (
+        [mean(VALUES[rule, data][seed] for data in ("mnist", "fmnist")) for seed in (0, 1, 2)]
+        for rule in ("FedAvg, masked", "FedAvg")
+    )
+    test, found = stats.ttest_rel(ours, theirs), pooled.difference
+    assert (pooled.names["rule"], pooled.names["data set"]) == ("FedAvg, masked", "2 pooled")
+    assert [found.mean, found.p_value] == pytest.approx([mean(ours) - mean(theirs), test.pvalue])
+    assert found.t_interval == pytest.approx(tuple(test.confidence_interval()))
+    assert (pooled.verdict.claimed, pooled.verdict.word) == (0.005, "undecided")
+    head, *lines = study_blocks(asked, results(VALUES), table)[1].lines
+    (line,) = (line for line in lines if "2 pooled" in line)
+    shown = dict(zip(head, line, strict=True))
+    able = power(0.005 * math.sqrt(3) / stdev(a - b for a, b in zip(ours, theirs, strict=True)), 3)
+    assert (shown["difference"], shown["power"]) == (f"{100 * found.mean:+.2f}", f"{able:.2f}")
+    written = [dict(zip(table_lines(asked, table)[0], one, strict=True)) for one in table_lines(asked, table)]
+    assert [one["difference"] for one in written if one["data set"] == "2 pooled"] == [f"{found.mean:.6g}"]
+    assert not study_table(study(gain=0.005), results(VALUES)).pooled
+    # Where nothing was learned there is nothing to pool, and one cell is no pool.
+    assert not study_table(study(pool=["data set"], gain=0.005, learned=0.8), results(VALUES)).pooled
+
+
+def test_pool_names_other_axes_than_the_baseline() -> None:
+    for wrong in ("rule", "colour"):
+        with pytest.raises(
+            FederatedError, match=rf"^Expected `report\.pool` .* the baseline's \(data set\), got '{wrong}'"
+        ):
+            expect_sound(study(pool=[wrong]))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "chosen", "word"),
+    [
+        (90.9, {}, "reproduced"),
+        (90.2, {}, "undecided (baseline)"),
+        (90.9, {"model.optimizer.lr": "0.1"}, "undecided (rates)"),
+        (90.2, {"model.optimizer.lr": "0.1"}, "undecided (baseline, rates)"),
+    ],
+)
+def test_a_verdict_on_a_published_gain_passes_gates(
+    theirs: float, chosen: dict[str, str], word: str, tmp_path: Path
+) -> None:
+    """Of seeds 1 and 2 the baseline has 91 %, and the gain is 1 and 1.1 points, where the paper has 1."""
+    file = tmp_path / "paper.csv"
+    file.write_text(f"table,rule,value,std\nT,FedAvg,{theirs},\nT,masked,{theirs + 1},\n")
+    runs = [
+        study_run(seed, {"test/acc": {1: 0.5, 100: 0.91 + gain}}, chosen, rule=rule, data_set="mnist")
+        for rule, gains in (("FedAvg", (0.0, 0.0)), ("FedAvg, masked", (0.01, 0.011)))
+        for seed, gain in zip((1, 2), gains, strict=True)
+    ]
+    figures = {
+        "file": str(file),
+        "axes": {"rule": {"FedAvg": {"rule": "FedAvg"}, "FedAvg, masked": {"rule": "masked"}}},
+    }
+    asked = replace(study(), tune=Tune(seeds=[2]))
+    table = study_table(
+        asked, StudyResults("two_rules", "full", tuple(runs)), read_published(figures, reported_axes(asked))
+    )
+    verdicts = [cell.verdict for cell in table.cells.values() if cell.verdict]
+    assert [(one.here, one.word) for one in verdicts] == [("ahead", word)]
+    said = "Tuned on seeds of the table (2), which flatters: list others in `tune.seeds`."
+    assert (said in table.notes) == bool(chosen)
