@@ -2,7 +2,7 @@
 
     python docs/votes_figure.py
 
-reads docs/results/mask/votes/table.csv and writes docs/images/votes.png. The clients' updates of a coordinate are
+reads docs/results/gma/why_length/table.csv and writes docs/images/votes.png. The clients' updates of a coordinate are
 δ_i = μ + σ ε_i with ε_i ~ N(0, 1), independent over clients and coordinates; s = μ/σ is a client's signal-to-noise.
 Δ = (1/n) Σ δ_i, and m is the mask of GMA (Tenison et al., TMLR 2023, eq. 3). All lengths are in units of σ.
 """
@@ -21,15 +21,13 @@ matplotlib.use("Agg")
 from matplotlib.pyplot import rc_context, subplots
 from pictures import save
 
-__all__ = ["Left", "boundary", "main", "mixture", "moments", "predicted"]
+__all__ = ["Left", "boundary", "main", "mixture", "moments"]
 
 DOCS = Path(__file__).resolve().parent
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY = "#808080"  # reads on white and on black
 COLOURS = {0.1: "#3b8bd6", 0.2: "#009e73", 0.4: "#e69f00", 0.6: "#d55e00"}
-PIXELS = 784 / 2784  # of the inputs of the study; the others are noise
-SIZES = np.unique(np.geomspace(5, 100, 40).round().astype(int))
-MEASURED = {"length": "agreement/through", "progress": "agreement/progress", "cos": "agreement/cos"}
+SIZES = (10, 20, 40, 60, 80, 100)  # τ n is an even number of votes but at 10, so that curves have no teeth
 
 
 class Left(NamedTuple):
@@ -80,57 +78,39 @@ def boundary(n: int, tau: float, binary: bool = False) -> float:
     return brentq(lambda snr: mixture(n, tau, snr, binary=binary).drift - noise, 1e-3, 3.0)
 
 
-def predicted(n: int, tau: float, cosine: float, share: float = PIXELS) -> Left:
-    """What the mask leaves if the mean cosine c of two clients' updates tells s: c = q s² / (1 + q s²), q the share."""
-    return mixture(n, tau, np.sqrt(max(cosine, 0.0) / (1 - cosine) / share), share)
+def lengths() -> list[float]:
+    """Returns what was left of the length with 10 clients of two classes each and τ = 0.4, by setting."""
+    rows = csv.DictReader((DOCS / "results/gma/why_length/table.csv").open())
+    return [float(row["mean"]) for row in rows if row["statistic"] == "rounds 1-60"]
 
 
-def cells() -> list[tuple[int, float, dict[str, float]]]:
-    """Returns size, threshold and measured means of each cell of the study."""
-    found: dict[tuple[str, ...], dict[str, float]] = {}
-    for row in csv.DictReader((DOCS / "results/mask/votes/table.csv").open()):
-        axes = (row["clients"], row["threshold"], row["local steps"])
-        found.setdefault(axes, {})[row["metric"]] = float(row["mean"])
-    return [(int(n), float(tau), metrics) for (n, tau, _), metrics in found.items()]
-
-
-def draw(axes: Any) -> None:
-    """Draws on four axes: noise alone, the drift of a signal, where a mask pays, and runs beside the closed form."""
-    alone, drift, pays, runs = axes.flat
+def draw(alone: Any, drift: Any, pays: Any) -> None:
+    """Draws what is left of noise and of a signal, and where a mask pays."""
     for tau, colour in COLOURS.items():
-        alone.plot(SIZES, [mixture(n, tau).progress for n in SIZES], color=colour, label=f"τ = {tau}")
-        edge = [n for n in SIZES if mixture(n, tau).length < 0.999]
-        pays.plot(edge, [boundary(n, tau) for n in edge], color=colour)
-    alone.set(title="noise alone: progress", xlabel="clients n", ylabel="share of FedAvg's", ylim=(0, 1.02))
-    alone.legend(fontsize=8, framealpha=0)
+        alone.plot(SIZES, [mixture(n, tau).length for n in SIZES], color=colour, label=f"τ = {tau}")
+        pays.plot(SIZES, [boundary(n, tau) for n in SIZES], color=colour)
+    runs = lengths()
+    alone.scatter([10] * len(runs), runs, s=14, color=COLOURS[0.4], edgecolors=GREY, zorder=3, label="runs")
+    alone.set(title="length left of noise", xlabel="clients n", ylim=(0, 1.3))
     at = np.linspace(0, 1.5, 60)
     for n, style in ((10, "-"), (100, "--")):
         for tau in (0.2, 0.4):
             left = [mixture(n, tau, snr).drift for snr in at]
             drift.plot(at, left, style, color=COLOURS[tau], label=f"n = {n}, τ = {tau}")
-    drift.set(title="signal: drift", xlabel="signal-to-noise s of a client", ylim=(0, 1.02))
-    drift.legend(fontsize=8, framealpha=0)
-    pays.plot(SIZES, 1.4 / np.sqrt(SIZES), ":", color=GREY, label="1.4 / √n")
-    pays.set(
-        title="a mask pays above the line", xlabel="clients n", ylabel="signal-to-noise s of a client", ylim=(0, 0.75)
-    )
-    pays.legend(fontsize=8, framealpha=0)
-    for name, marker in zip(MEASURED, "o^s", strict=True):
-        pairs = [(getattr(predicted(n, tau, m["update/cosine"]), name), m[MEASURED[name]]) for n, tau, m in cells()]
-        runs.scatter(*zip(*pairs, strict=True), s=16, marker=marker, label=name, alpha=0.7)
-    runs.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
-    runs.set(title="runs beside the closed form", xlabel="by the clients' cosine", ylabel="measured")
-    runs.legend(fontsize=8, framealpha=0)
+    drift.set(title="drift left of a signal", xlabel="a client's signal-to-noise s", ylim=(0, 1.03))
+    pays.plot(SIZES, [1.4 / n**0.5 for n in SIZES], ":", color=GREY, label="1.4 / √n")
+    pays.set(title="a mask pays above the line", xlabel="clients n", ylabel="s", ylim=(0, 0.75))
+    for axis, corner, columns in ((alone, "upper right", 3), (drift, "lower right", 1), (pays, "upper right", 1)):
+        axis.grid(color=GREY, alpha=0.25)
+        axis.legend(fontsize=7, framealpha=0, loc=corner, ncols=columns)
 
 
 def main() -> None:
     """Writes the picture."""
     ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "axes.titlecolor": GREY, "axes.titlesize": 10, "legend.labelcolor": GREY}):
-        figure, axes = subplots(2, 2, figsize=(7.5, 6), layout="constrained")
-        for axis in axes.flat:
-            axis.grid(color=GREY, alpha=0.25)
-        draw(axes)
+        figure, axes = subplots(1, 3, figsize=(9, 3), layout="constrained")
+        draw(*axes)
         save(figure, DOCS / "images" / "votes.png", dpi=110, transparent=True)
 
 

@@ -1,5 +1,6 @@
 """What a vote of signs leaves of signal and of noise: the closed forms of docs/theory.md against the package's mask."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -88,3 +89,13 @@ def test_what_few_clients_push_for_is_delayed_or_stopped(votes: int, binary: boo
     rounds = np.arange(101)
     np.testing.assert_allclose(reached, 1 - (1 - 0.1 * votes / 10 * slowed) ** rounds, atol=1e-12)
     assert (np.array(reached) <= 1 - (1 - 0.1 * votes / 10) ** (rounds * slowed) + 1e-12).all()
+
+
+def test_what_runs_left_of_the_length_is_said() -> None:
+    with (DOCS / "results/gma/why_length/table.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["statistic"] == "rounds 1-60"]
+    found = {of: [float(row["mean"]) for row in rows if row["clients"] == of] for of in ("10 of 10", "10 of 100")}
+    text = " ".join((DOCS / "theory.md").read_text().split())
+    assert f"leaves {min(found['10 of 100']):.2f} to {max(found['10 of 100']):.2f} of it" in text
+    assert f"leaves {min(found['10 of 10']):.2f} to {max(found['10 of 10']):.2f}, less than noise" in text
+    assert max(found["10 of 10"]) < mixture(10, 0.4).length
