@@ -1,0 +1,37 @@
+"""Figures of docs/results/mask/when.md that no table has are those of its curves."""
+
+import csv
+import gzip
+import re
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from docs.dose_figure import CLIENTS, RESULTS, reliance
+
+PAGE = RESULTS.parent / "when.md"
+
+
+def wrong(shared: int, rule: str, at: int) -> float:
+    """Mean accuracy with a wrong signature, other blocks dark, in percent."""
+    with gzip.open(RESULTS / "curves.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    cell = {"other blocks": "dark", "shared by": str(shared), "rule": rule, "round": str(at)}
+    return fmean(100 * float(row["test/acc/wrong"]) for row in rows if cell.items() <= row.items())
+
+
+def test_soft_masks_delay_and_binary_masks_stop() -> None:
+    lines = re.findall(
+        r"^\| ([12]) \| (\d0) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| \+([\d.]+) \|$", PAGE.read_text(), re.M
+    )
+    assert len(lines) == 6
+    for k, round_, *words in lines:
+        shared, at = int(k), int(round_)
+        means = {rule: {r: fmean(seeds) for r, seeds in curve.items()} for rule, curve in reliance(shared).items()}
+        bound = np.interp(at * shared / CLIENTS, [*means["FedAvg"]], [*means["FedAvg"].values()])
+        lead = wrong(shared, "AND-mask", at) - wrong(shared, "GMA", at)
+        exact = [means["FedAvg"][at], means["GMA"][at], bound, means["AND-mask"][at], lead]
+        assert [float(word) for word in words] == pytest.approx(exact, abs=0.0501), (k, at)
+        assert means["GMA"][at] < bound
+        assert means["AND-mask"][at] < 0.2
