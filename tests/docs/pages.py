@@ -7,7 +7,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # A block in another language would be run by nobody: `sh`, `py` or `console` are written `bash` and `python`.
-LANGUAGES = frozenset({"python", "bash", "yaml", "diff", "text"})
+LANGUAGES = frozenset({"python", "bash", "yaml", "diff", "text", "math"})
 MARKS = frozenset({"no-run", "fails"})
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>.*)$")
@@ -23,7 +23,7 @@ class Block:
     Attributes:
         page: The page, relative to the repository.
         line: Line of the opening fence.
-        language: ``python``, ``bash``, ``yaml``, ``diff`` or ``text``.
+        language: ``python``, ``bash``, ``yaml``, ``diff``, ``text`` or ``math``.
         mark: ``no-run`` (cannot be run in a test), ``fails`` (must end with the sentence of the next block) or empty.
         title: Name of the file that the block is, empty if it is none.
         text: What is in it.

@@ -210,7 +210,7 @@ METHODS = [
 
 @pytest.mark.parametrize(("option", "method"), sorted(METHODS))
 def test_every_method_has_a_page_with_equation_source_cost_and_command_and_a_file(option: str, method: str) -> None:
-    parts = ("```text\n", r"\*\*Source\.\*\*", "Cost", "lightning-fed fit", rf"--{option} {method}\b")
+    parts = ("```(?:text|math)\n", r"\*\*Source\.\*\*", "Cost", "lightning-fed fit", rf"--{option} {method}\b")
     texts = [page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "algorithms").glob("*.md")]
     assert any(all(re.search(part, text) for part in parts) for text in texts)
     files = (REPOSITORY / "configs" / option).glob("*.yaml")
