@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Client
-from lightning_fed.data.sources import BatchSource
+from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["ClientAlgorithm"]

@@ -19,7 +19,7 @@ from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.core.updates import Client, Cohort, Need
 from lightning_fed.core.user_code import overrides
-from lightning_fed.data.sources import BatchSource, WrappedSource
+from lightning_fed.data.batch_sources import BatchSource, WrappedSource
 from lightning_fed.errors import expect, expect_count
 from lightning_fed.functional.geometry import wide_dtype
 from lightning_fed.functional.privacy import samples_epsilon, samples_noise
