@@ -7,8 +7,10 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from docs.dose_figure import CLIENTS, RESULTS, reliance
+from docs.votes_figure import boundary, mixture
 
 PAGE = RESULTS.parent / "when.md"
 
@@ -35,3 +37,21 @@ def test_soft_masks_delay_and_binary_masks_stop() -> None:
         assert [float(word) for word in words] == pytest.approx(exact, abs=0.0501), (k, at)
         assert means["GMA"][at] < bound
         assert means["AND-mask"][at] < 0.2
+
+
+def test_what_noise_leaves_is_that_of_theory() -> None:
+    text = PAGE.read_text()
+    lines = re.findall(r"^\| (\d+) \| (\d+) % \| (\d+) % \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
+    assert len(lines) == 3
+    for clients, *words in lines:
+        n = int(clients)
+        below = [100 * (1 - 2 * binom.cdf(n * (1 - tau) / 2 + 1e-9, n, 0.5)) for tau in (0.2, 0.4)]
+        assert [float(word) for word in words[:2]] == pytest.approx(below, abs=0.5)
+        assert [float(word) for word in words[2:]] == pytest.approx(
+            [mixture(n, tau).progress for tau in (0.2, 0.4)], abs=0.005
+        )
+    few, many = ((boundary(n, 0.4), 1 / mixture(n, 0.4).length) for n in (10, 100))
+    said = (
+        f"falls from {few[0]:.2f} to {many[0]:.2f}, and the most that it can gain in the step's signal-to-noise rises"
+    )
+    assert f"{said} from {few[1]:.2f} to {many[1]:.2f}." in " ".join(text.split())
