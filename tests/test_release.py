@@ -16,8 +16,10 @@ def test_all_files_have_one_version() -> None:
     project = re.search(r'^version = "(.+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.M)
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())["version"]
     changelog = re.findall(r"^## \[(\d.+?)\]", (REPOSITORY / "CHANGELOG.md").read_text(), re.M)[0]
+    entry = re.search(r"version = \{(.+?)\}", (REPOSITORY / "README.md").read_text(encoding="utf-8"))
     assert project is not None
-    assert project[1] == citation == changelog == lightning_fed.__version__
+    assert entry is not None
+    assert project[1] == citation == changelog == entry[1] == lightning_fed.__version__
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
