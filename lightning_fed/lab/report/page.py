@@ -21,7 +21,7 @@ from lightning_fed.runs.statistics import mean_of
 
 __all__ = [
     "MOST_LINES", "client_table", "coded", "config_differences", "details_of_runs", "differing", "html_table",
-    "in_pairs", "run_options", "section", "split_pictures", "whole_page",
+    "in_pairs", "run_config", "run_options", "section", "split_pictures", "whole_page",
 ]  # fmt: skip
 
 MOST_LINES = 14
@@ -153,8 +153,12 @@ def differing(configs: Collection[Mapping[str, str]]) -> list[str]:
 
 def run_options(folder: Path) -> dict[str, str]:
     """Reads the options of a run by their command-line names; for a run from Python, the arguments of its objects."""
-    config = _config(folder / "config.yaml") or _config(folder / "options.json")
-    return _flatten(config) if config else {}
+    return _flatten(config) if (config := run_config(folder)) else {}
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """Reads what a run was started with, nested as in YAML; empty if it cannot be read."""
+    return _config(folder / "config.yaml") or _config(folder / "options.json")
 
 
 def _config(path: Path) -> dict[str, Any]:
