@@ -49,7 +49,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         eval_batch_size: Samples per batch in validation, test and prediction.
         val_dataset: Central validation set.
         test_dataset: Central test set, or several by name.
-        predict_dataset: Samples to predict; the test set if not given.
+        predict_dataset: Samples to predict; the test sets if not given.
         val_fraction: Share of ``train_dataset`` held out as validation set; in [0, 1).
         split_seed: Seed of the split, the held-out sets and the skew; the run's seed if not given.
         targets: One target per training sample; found in ``train_dataset`` if not given.
@@ -231,10 +231,10 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         return self._client_data().test_batches(self._eval_loading, central)
 
     def predict_dataloader(self) -> EvalLoaders:
-        """Returns the batches to predict: those of the predict set if there is one, else of the test set."""
-        if self._source is not None:
+        """Returns the batches to predict: those of the predict set if there is one, else of the test sets."""
+        if self._source is not None and overrides(self._source.module, "predict_dataloader"):
             return self._source.loaders("predict")
-        predict = self._load().datasets.predict
+        predict = None if self._source is not None else self._load().datasets.predict
         if predict is None:
             return self.test_dataloader()
         return self._client_data().set_batches("predict", predict, self._eval_loading)
