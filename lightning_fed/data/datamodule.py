@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from lightning_fed.data.adapters.containers import DEFAULT_CLIENTS, ClientDatase
 from lightning_fed.data.adapters.modules import SourceModule, expect_source
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource
 from lightning_fed.data.batch_sources import BatchSource, EvalLoaders
-from lightning_fed.data.client_data import ClientData
+from lightning_fed.data.client_data import ClientData, Part
 from lightning_fed.data.collation import Collate, Loading
 from lightning_fed.data.holdout import Division, DivisionOptions, ValSplit
 from lightning_fed.data.inspection import AnyDataset
@@ -205,8 +205,8 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         finally:
             self._clients = divided
 
-    def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
-        """Returns the batches of each client's held-out samples, else of those that ``part`` has of its users."""
+    def held_out_source(self, part: Part) -> BatchSource:
+        """Returns the batches of each (unseen) client's held-out samples, else of those ``part`` has of its users."""
         return self._client_data().held_out_source(part, self._eval_loading)
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -286,7 +286,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     @property
     def client_names(self) -> tuple[str, ...] | None:
         """Names of the clients that train: keys of their data sets, or users; None where they have only numbers."""
-        return self._client_data().names
+        return (self._client_data().names or ())[: self.split.num_clients] or None
 
     @property
     def split(self) -> Split:
