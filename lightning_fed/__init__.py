@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.hooks import FederatedCallback
     from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
     from lightning_fed.errors import FederatedError
+    from lightning_fed.lab.client_model import load_client_model
     from lightning_fed.lab.notebook import load_runs
     from lightning_fed.trainer import FederatedTrainer, FullGradients, Participation, Tolerance
 
@@ -25,6 +26,7 @@ __all__ = [
     "ReducedUpdate",
     "Tolerance",
     "Update",
+    "load_client_model",
     "load_runs",
 ]
 __version__ = "0.2.0"
@@ -42,6 +44,7 @@ _HOME = {
     "ReducedUpdate": "core.updates",
     "Tolerance": "trainer",
     "Update": "core.updates",
+    "load_client_model": "lab.client_model",
     "load_runs": "lab.notebook",
 }
 

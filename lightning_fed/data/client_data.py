@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +44,9 @@ from lightning_fed.data.skews import DataFacts, FeatureSkew, SkewedBatches, Skew
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
-__all__ = ["ClientData"]
+__all__ = ["ClientData", "Part"]
 
+Part: TypeAlias = Literal["val", "test", "unseen"]
 SEEN_SCHEMES, NEW_SCHEME = "seen_schemes", "new_scheme"
 
 
@@ -105,7 +106,7 @@ class ClientData:
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
-        """What the training clients are called; None where they have only their numbers."""
+        """What clients are called, those that train first; None where they have only their numbers."""
         train, called = self.loaded.datasets.train, self.loaded.datasets.user_names
         called = train.client_names if isinstance(train, ClientDatasets) else called
         return client_names(self.loaded.users, called, self.division)
@@ -148,25 +149,29 @@ class ClientData:
             rows, loading.batch_size, True, collate_fn=collate, drop_last=loading.drop_last, **loading.workers
         )
 
-    def held_out_source(self, part: Literal["val", "test"], loading: Loading) -> BatchSource:
+    def held_out_source(self, part: Part, loading: Loading) -> BatchSource:
         """Returns the batches of what was held out of each client, else of what its user has in the data's own set."""
         datasets = self.loaded.datasets
-        own, users = (datasets.val, None) if part == "val" else (datasets.test, datasets.test_users)
+        own, users = (datasets.test, datasets.test_users) if part == "test" else (datasets.val, None)
         # A skew makes how samples look of their rows in the training set.
-        is_held = len(self.division.val if part == "val" else self.division.clients) or self.skew is not None
+        is_held = len(self._held(part)) or self.skew is not None
         split = None if is_held else own_samples(own, users, self.loaded.users, self.division)
         return self.source(self.held_out_split(part), loading) if split is None else self.source(split, loading, own)
 
-    def held_out_split(self, part: Literal["val", "test"]) -> Split:
-        """Returns which rows were held out of each client for validation, or for test."""
-        held = self.division.val if part == "val" else self.division.clients
+    def _held(self, part: Part) -> HeldOut:
+        return {"val": self.division.val, "test": self.division.clients, "unseen": self.division.unseen}[part]
+
+    def held_out_split(self, part: Part) -> Split:
+        """Returns which rows were held out of each client for validation, or for test, or are of each unseen client."""
+        held, num_clients = self._held(part), self.division.split.num_clients
         if not len(held) or held.owners[0] == CENTRAL:
             option = "client_test_fraction 0.2" if part == "test" else "val_split per_client --data.val_fraction 0.2"
             raise FederatedError(
                 f"Expected data with {part} samples of each client, got none: hold some out with `--data.{option}`, or "
                 f"give a {part} set that knows its users, as the training set does."
             )
-        sizes = np.bincount(held.owners, minlength=self.division.split.num_clients)
+        first, end = (num_clients, self.division.num_owners) if part == "unseen" else (0, num_clients)
+        sizes = np.bincount(held.owners - first, minlength=end - first)
         return Split(held.rows, np.concatenate([[0], np.cumsum(sizes)]))
 
     def val_batches(self, loading: Loading, per_client: bool) -> EvalLoaders:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from lightning_fed.data.adapters.containers import DEFAULT_CLIENTS, ClientDatase
 from lightning_fed.data.adapters.modules import SourceModule, expect_source
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource
 from lightning_fed.data.batch_sources import BatchSource, EvalLoaders
-from lightning_fed.data.client_data import ClientData
+from lightning_fed.data.client_data import ClientData, Part
 from lightning_fed.data.collation import Collate, Loading
 from lightning_fed.data.holdout import Division, DivisionOptions, ValSplit
 from lightning_fed.data.inspection import AnyDataset
@@ -49,7 +49,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         eval_batch_size: Samples per batch in validation, test and prediction.
         val_dataset: Central validation set.
         test_dataset: Central test set, or several by name.
-        predict_dataset: Samples to predict; the test set if not given.
+        predict_dataset: Samples to predict; the test sets if not given.
         val_fraction: Share of ``train_dataset`` held out as validation set; in [0, 1).
         split_seed: Seed of the split, the held-out sets and the skew; the run's seed if not given.
         targets: One target per training sample; found in ``train_dataset`` if not given.
@@ -205,8 +205,8 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         finally:
             self._clients = divided
 
-    def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
-        """Returns the batches of each client's held-out samples, else of those that ``part`` has of its users."""
+    def held_out_source(self, part: Part) -> BatchSource:
+        """Returns the batches of each (unseen) client's held-out samples, else of those ``part`` has of its users."""
         return self._client_data().held_out_source(part, self._eval_loading)
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -231,10 +231,10 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
         return self._client_data().test_batches(self._eval_loading, central)
 
     def predict_dataloader(self) -> EvalLoaders:
-        """Returns the batches to predict: those of the predict set if there is one, else of the test set."""
-        if self._source is not None:
+        """Returns the batches to predict: those of the predict set if there is one, else of the test sets."""
+        if self._source is not None and overrides(self._source.module, "predict_dataloader"):
             return self._source.loaders("predict")
-        predict = self._load().datasets.predict
+        predict = None if self._source is not None else self._load().datasets.predict
         if predict is None:
             return self.test_dataloader()
         return self._client_data().set_batches("predict", predict, self._eval_loading)
@@ -286,7 +286,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
     @property
     def client_names(self) -> tuple[str, ...] | None:
         """Names of the clients that train: keys of their data sets, or users; None where they have only numbers."""
-        return self._client_data().names
+        return (self._client_data().names or ())[: self.split.num_clients] or None
 
     @property
     def split(self) -> Split:

@@ -259,6 +259,7 @@ def own_samples(dataset: Any, given: Any, users: npt.NDArray[Any] | None, divisi
     own, names = _users_of(dataset, given, users), _clients_users(users, division)
     if own is None or names is None:
         return None
+    names = names[: division.split.num_clients]
     place = np.minimum(np.searchsorted(names, own), len(names) - 1)
     rows = np.flatnonzero(names[place] == own)
     if not len(rows):
@@ -270,17 +271,18 @@ def own_samples(dataset: Any, given: Any, users: npt.NDArray[Any] | None, divisi
 def client_names(
     users: npt.NDArray[Any] | None, called: Sequence[str] | None, division: Division
 ) -> tuple[str, ...] | None:
-    """Returns what each training client is called: its user, or ``called`` of that number; None for its own number."""
+    """Returns what clients are called, first those that train: users, or ``called`` of their numbers; else None."""
     own = _clients_users(users, division)
     names = () if own is None else tuple(str(user) if called is None else called[user] for user in own)
     return None if names == tuple(map(str, range(len(names)))) else names
 
 
 def _clients_users(users: npt.NDArray[Any] | None, division: Division) -> npt.NDArray[Any] | None:
-    """Returns the user of each training client, ascending; None unless each client is one user."""
+    """Returns the user of each client, ascending, those that train first; None unless each client is one user."""
     if users is None or len(names := np.unique(users)) != division.num_owners:
         return None
-    names, split = names[division.numbers], division.split
+    others = np.setdiff1d(np.arange(division.num_owners), division.numbers)
+    names, split = names[np.concatenate([division.numbers, others])], division.split
     return None if (users[split.index] != names[split.owners]).any() else names
 
 

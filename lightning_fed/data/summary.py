@@ -219,7 +219,8 @@ def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iter
     """
     split, labels, num_classes = datamodule.split, datamodule.labels, datamodule.num_classes
     if labels is not None and num_classes is not None and num_classes <= _MOST_CLASSES_SHOWN:
-        yield "split", split_figure(count_labels(split, labels, num_classes), datamodule.class_names)
+        counts = count_labels(split, labels, num_classes)
+        yield "split", split_figure(counts, datamodule.class_names, datamodule.client_names)
     yield "sizes", sizes_figure(split.sizes)
     if len(datamodule.input_shape or ()) == 3:
         # With a skew, one test set looks like the samples of all clients, the other like those of no client.
@@ -227,15 +228,18 @@ def split_figures(datamodule: FederatedDataModule, source: BatchSource) -> "Iter
         shown = tests if isinstance(tests, dict) else None
         sheet = sample_sheet(source, split, labels, datamodule.mean, datamodule.std, tests=shown)
         if sheet is not None:
-            yield "samples", samples_figure(sheet)
+            yield "samples", samples_figure(sheet, datamodule.client_names)
 
 
-def split_figure(class_counts: Any, class_names: Sequence[str] | None = None) -> "Figure":
+def split_figure(
+    class_counts: Any, class_names: Sequence[str] | None = None, client_names: Sequence[str] | None = None
+) -> "Figure":
     """Draws how many samples of each class each client holds.
 
     Args:
         class_counts: Samples of each client and class, shape (clients, classes), an array or one of scipy.sparse.
         class_names: Written at the axis, if there are at most 20.
+        client_names: The same.
 
     Returns:
         A figure without a window: save it with ``figure.savefig``. With more than 500 clients, a row is the mean over
@@ -252,6 +256,8 @@ def split_figure(class_counts: Any, class_names: Sequence[str] | None = None) ->
     if class_names is not None and len(class_names) == num_classes <= _MAX_NAMES:
         longest = max(map(len, class_names))
         axes.set_xticks(range(num_classes), class_names, rotation=0 if longest < 4 else 90)
+    if client_names is not None and num_clients <= _MAX_NAMES:
+        axes.set_yticks(range(num_clients), client_names)
     figure.colorbar(image, ax=axes, label="samples")
     return figure
 
@@ -277,7 +283,7 @@ def _count_in_whole_numbers(axes: "Axes") -> None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def samples_figure(sheet: SampleSheet) -> "Figure":
+def samples_figure(sheet: SampleSheet, client_names: Sequence[str] | None = None) -> "Figure":
     """Draws sample images, a row for each client and each test set."""
     rows, columns, height, width, _ = sheet.images.shape
     gap = max(1, height // 12)
@@ -286,7 +292,8 @@ def samples_figure(sheet: SampleSheet) -> "Figure":
     mosaic = padded.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), 3)
     figure, axes = new_figure(1 + 0.6 * columns, 0.4 + 0.6 * rows * height / width)
     axes.imshow(mosaic[:-gap, :-gap], interpolation="nearest")
-    names = [*map(str, sheet.clients), *(f"test {name}" for name in sheet.tests)]
+    clients = (str(client) if client_names is None else client_names[client] for client in sheet.clients)
+    names = [*clients, *(f"test {name}" for name in sheet.tests)]
     axes.set_yticks(np.arange(rows) * (height + gap) + (height - 1) / 2, names)
     axes.set_xticks([])
     axes.tick_params(length=0)

@@ -280,10 +280,9 @@ class RoundWandbLogger(WandbLogger):
             if goal := known_goal(name, self._run.goals.get(name)):
                 run.summary[f"{name}.best"] = run_statistic(curve, "best", name, goal)
             run.summary[f"{name}.last{LAST}"] = run_statistic(curve, f"last {LAST}", name)
-        clients = self._run.path / "clients.csv"
-        if clients.is_file():
-            with clients.open(newline="") as file:
+        for path in filter(Path.is_file, (self._run.path / f"{name}.csv" for name in ("clients", "unseen"))):
+            with path.open(newline="") as file:
                 head, *rows = csv.reader(file)
             named = head.index("name") if "name" in head else None
             cells = [[c if n == named else float(c) if c else None for n, c in enumerate(row)] for row in rows]
-            run.log({"clients": wandb.Table(list(head), cells)})
+            run.log({path.stem: wandb.Table(list(head), cells)})

@@ -140,12 +140,16 @@ def _model_of(trainer: LightningNames) -> dict[str, Any]:
 
 def _dump(trainer: LightningNames) -> dict[str, Any]:
     """Gathers a checkpoint in Lightning's layout, with one more key, ``federated``."""
+    of_fit = trainer.train_state.state_dict(trainer.processes.exchange)
+    keeps = of_fit["client_states"] or of_fit["buffers"]["of_client"]
+    names = trainer.train_state.client_names() if keeps else None
     checkpoint: dict[str, Any] = {
         **_model_of(trainer),
         "callbacks": {cb.state_key: state for cb in trainer.callbacks if (state := cb.state_dict())},
         "federated": {
             "format": FORMAT,
-            **trainer.train_state.state_dict(trainer.processes.exchange),
+            **of_fit,
+            "clients": len(trainer.train_state.source.sizes) if names is None else list(names),  # for their own models
             "metrics": vars(trainer.metrics),
             "split_hash": getattr(trainer.datamodule, "split_hash", None),
             "methods": _methods(trainer),

@@ -25,12 +25,12 @@ from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 
 __all__ = [
-    "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches", "say_whose",
-    "scored_batches", "seed_evaluation",
+    "UNNAMED", "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches",
+    "say_whose", "scored_batches", "seed_evaluation",
 ]  # fmt: skip
 
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
-_UNNAMED = "dataloader_idx_"  # Lightning's name for the loaders of a list
+UNNAMED = "dataloader_idx_"  # Lightning's name for the loaders of a list
 
 
 def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
@@ -40,7 +40,7 @@ def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
     if isinstance(loaders, dict):
         return dict(loaders)
     if isinstance(loaders, (list, tuple)):
-        return {f"{_UNNAMED}{i}": loader for i, loader in enumerate(loaders)}
+        return {f"{UNNAMED}{i}": loader for i, loader in enumerate(loaders)}
     return {"": loaders}
 
 
@@ -92,7 +92,7 @@ def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: 
             trainer.hooks(f"on_{name}_start")
             trainer.hooks(f"on_{name}_epoch_start")
         for index, (set_name, loader) in enumerate(loaders.items()):
-            named = len(loaders) > 1 or not set_name.startswith(_UNNAMED)
+            named = len(loaders) > 1 or not set_name.startswith(UNNAMED)
             recorder = MetricRecorder(f"/{set_name}" if set_name and named else "")
             with recording(module, recorder), logging_alone(trainer.processes, recorder):
                 for _ in run_batches(trainer, name, loader, index, len(loaders), limit, recorder):

@@ -32,7 +32,7 @@ from lightning_fed.trainer.bookkeeping import Bookkeeping, graceful_stop
 from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpoint_contents import save_checkpoints, save_last_good, save_model
 from lightning_fed.trainer.client_evaluation import evaluate_clients
-from lightning_fed.trainer.evaluation import evaluate, predict, print_results, say_whose, scored_batches
+from lightning_fed.trainer.evaluation import UNNAMED, evaluate, predict, print_results, say_whose, scored_batches
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.forwarding import derived, forwarded
 from lightning_fed.trainer.lightning_arguments import make_options
@@ -311,7 +311,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         weights: str | None = None,
         output: str | None = None,
     ) -> list[Any] | None:
-        """Runs ``predict_step`` over the prediction set.
+        """Runs ``predict_step`` over the prediction set, or over the test sets of data without one.
 
         Args:
             model: The LightningModule; by default that of the last call, with the weights of its best checkpoint.
@@ -321,7 +321,8 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
             ckpt_path: Checkpoint to use: ``last`` or ``best`` of a run with the same config, or a path.
             weights_only: Accepted as in Lightning; code in a checkpoint is never run.
             weights: Weights to use, a checkpoint or a saved state_dict.
-            output: File to save the predictions in; read it with ``torch.load``.
+            output: File to save the predictions in, those of several sets with names as a dict; read it with
+                ``torch.load``.
 
         Returns:
             What ``predict_step`` returned for each batch; a list of such lists for several prediction sets.
@@ -332,7 +333,9 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
             predictions = predict(self, loaders, keep=output is not None or return_predictions is not False)
         if output is not None and self.is_global_zero:
-            save_checkpoint(predictions, Path(output), "--output")
+            named = predictions and len(loaders) > 1 and not next(iter(loaders)).startswith(UNNAMED)
+            saved = dict(zip(loaders, predictions, strict=True)) if named else predictions
+            save_checkpoint(saved, Path(output), "--output")
         elif self.run_config is not None:
             rank_zero_info("The predictions were not saved: give a file as `--output` to save them.")
         return None if return_predictions is False else predictions

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import (
     BoringDataModule,
     BoringDataModuleNoLen,
@@ -86,6 +87,31 @@ def test_what_is_held_out_stands_beside_the_sources_tests(tmp_path) -> None:
     results = federated_trainer(tmp_path).test(Watching(), data, verbose=False)
     names = {name for result in results for name in result}
     assert names == {f"test/loss/{name}" for name in ("near", "far", "clients", "unseen")}
+
+
+def test_without_a_set_to_predict_the_test_sets_are_predicted_and_saved_by_name(tmp_path) -> None:
+    class Unpredicted(TheirData):
+        predict_dataloader = LightningDataModule.predict_dataloader
+
+    class Listed(Unpredicted):
+        def test_dataloader(self) -> Any:
+            return [*super().test_dataloader().values()]
+
+    model, saved = Watching(), str(tmp_path / "predictions.pt")
+    for data, wanted in (
+        (Unpredicted(), {"near": [3, 3], "far": [2, 2]}),
+        (Listed(), [[3, 3], [2, 2]]),
+        (
+            FederatedDataModule(source=Unpredicted(), num_clients=5, unseen_clients=1),
+            {"near": [3, 3], "far": [2, 2], "unseen": [8]},
+        ),
+    ):
+        trainer = federated_trainer(tmp_path)
+        trainer.fit(model, data)
+        by_set = [*wanted.values()] if isinstance(wanted, dict) else wanted
+        assert trainer.predict(model, datamodule=data, output=saved) == by_set
+        assert torch.load(saved) == wanted
+        assert federated_trainer(tmp_path).predict(model, datamodule=data) == by_set  # without a fit before
 
 
 def test_evaluation_alone_reads_no_training_data(tmp_path) -> None:

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from lightning.pytorch import LightningDataModule
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from lightning_fed.callbacks.diagnostics import ClientEvaluation, FinalPictures
 from lightning_fed.data import ClientDatasets, FederatedDataModule
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import IID, ByUser
+from lightning_fed.data.summary import SampleSheet, samples_figure, split_figure
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.report.load import Method, load_runs
+from lightning_fed.lab.report.page import _clients
 from tests.callbacks.diagnostics.parts import Measured
 from tests.parts import Classifier, federated_trainer, points
 
@@ -85,6 +89,45 @@ def test_the_table_of_clients_has_them(tmp_path: Path) -> None:
     assert list(rows[0])[:5] == ["round", "client", "name", "samples", "classes"]
     assert {row["name"]: int(row["samples"]) for row in rows} == SIZES
     assert (trainer.run.path / "clients.png").is_file()
+
+
+@pytest.mark.parametrize("models", [("global",), ("tuned",)])
+def test_unseen_clients_have_a_table_of_their_own_by_name(tmp_path: Path, models: Any) -> None:
+    looks = ClientEvaluation(every_n_rounds=2, models=models)
+    trainer = federated_trainer(tmp_path, looks, logger=None, max_rounds=3)
+    data = FederatedDataModule(parts(), unseen_clients=2, split_seed=3)
+    trainer.fit(Measured(), data)
+    tables = {}
+    for name in ("clients", "unseen"):
+        with (trainer.run.path / f"{name}.csv").open(newline="") as file:
+            tables[name] = list(csv.DictReader(file))
+    clients, unseen = tables["clients"], tables["unseen"]
+    assert list(unseen[0]) == ["round", "client", "name", "samples", "loss", "acc"]
+    assert [(row["round"], row["client"]) for row in unseen] == [("3", "2"), ("3", "3")]
+    assert {row["name"]: int(row["samples"]) for row in clients + unseen} == SIZES
+    module = trainer.lightning_module
+    for row in unseen:
+        x, y = parts()[row["name"]].tensors
+        assert float(row["loss"]) == pytest.approx(cross_entropy(module.net(x), y).item(), rel=1e-6)
+    html = "".join(_clients([Method("FedAvg", (load_runs([tmp_path])[0][0],))]))
+    assert "2 clients" in html
+    assert "2 unseen clients" in html
+    assert all(f"<td>{name}</td>" in html for name in SIZES)
+
+
+def test_without_unseen_clients_there_is_no_such_table(tmp_path: Path) -> None:
+    trainer = federated_trainer(tmp_path, ClientEvaluation(every_n_rounds=1), logger=None)
+    trainer.fit(Measured(), FederatedDataModule(parts()))
+    assert not (trainer.run.path / "unseen.csv").exists()
+
+
+def test_pictures_of_the_split_have_names() -> None:
+    counts = np.ones((4, 3), dtype=np.int64)
+    axes = split_figure(counts, None, [*SIZES]).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*SIZES]
+    sheet = SampleSheet(np.array([3, 1]), np.zeros((2, 1, 2, 2, 3), np.float32))
+    axes = samples_figure(sheet, [*SIZES]).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["west", "east"]
 
 
 class Fails(Classifier):

@@ -96,6 +96,7 @@ def test_the_summary_has_best_values_means_of_the_last_rounds_and_the_table_of_c
     class Tabulates(FederatedCallback):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             (trainer.run.path / "clients.csv").write_text("round,client,name,loss\n3,0,7,0.5\n3,1,b,\n")
+            (trainer.run.path / "unseen.csv").write_text("round,client,loss\n3,2,0.25\n")
 
     experiment = Experiment()
     monkeypatch.setattr(WandbLogger, "experiment", experiment)
@@ -110,6 +111,7 @@ def test_the_summary_has_best_values_means_of_the_last_rounds_and_the_table_of_c
     assert {
         "clients": (["round", "client", "name", "loss"], [[3.0, 0.0, "7", 0.5], [3.0, 1.0, "b", None]])
     } in experiment.rows
+    assert {"unseen": (["round", "client", "loss"], [[3.0, 2.0, 0.25]])} in experiment.rows
 
 
 @pytest.mark.parametrize("step", [None, 0, 10**9])

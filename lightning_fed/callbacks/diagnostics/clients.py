@@ -40,7 +40,8 @@ class ClientEvaluation(FederatedCallback):
     tenth of the clients, where the metric's object or name says which are worse, and ``per_client/acc_std``, the
     standard deviation over clients. Those of other models than the global one have its word between:
     ``per_client/tuned/acc``. The values of each client are in ``clients.csv`` in the run's folder, those of the last
-    evaluation: a column for each metric, ``tuned/acc`` if there are several models.
+    evaluation: a column for each metric, ``tuned/acc`` if there are several models. Where data hold out unseen clients,
+    ``unseen.csv`` has the metrics of the global model on all samples of each of them.
     Training is the same with and without it, bit for bit.
 
     With ``participation`` it also logs ``per_client/acc_in`` and ``per_client/acc_out``, the means over the clients
@@ -103,12 +104,12 @@ class ClientEvaluation(FederatedCallback):
             return
         self._expect_own(trainer)
         self._source = self._find_source(trainer)
-        clients = np.flatnonzero(np.asarray(self._source.sizes))
-        if self.num_clients is not None and self.num_clients < len(clients):
-            rng = numpy_generator_for(trainer.seed, Purpose.SAMPLE)  # rounds draw theirs from 1 on
-            clients = np.sort(rng.choice(clients, self.num_clients, replace=False))
-        self._clients: list[int] = clients.tolist()
+        self._clients = self._draw(trainer, self._source)
         data = trainer.datamodule if isinstance(trainer.datamodule, FederatedDataModule) else None
+        self._names = None if data is None else data._client_data().names
+        self._unseen: Any = None
+        if data is not None and len(data.division.unseen):
+            self._unseen = data.held_out_source("unseen").to(trainer.fabric.device)
         labels, num_classes = (None, None) if data is None else (data.labels, data.num_classes)
         self._classes = None
         if data is not None and labels is not None and num_classes is not None:
@@ -116,6 +117,15 @@ class ClientEvaluation(FederatedCallback):
         self._round, self._warned = 0, False
         self._before: dict[str, float] = {}
         self._trained: _Values = {}
+
+    def _draw(self, trainer: Any, source: Any) -> list[int]:
+        """Returns the clients of a source that are evaluated, of those that have samples."""
+        clients = np.flatnonzero(np.asarray(source.sizes))
+        if self.num_clients is not None and self.num_clients < len(clients):
+            rng = numpy_generator_for(trainer.seed, Purpose.SAMPLE)  # rounds draw theirs from 1 on
+            clients = np.sort(rng.choice(clients, self.num_clients, replace=False))
+        found: list[int] = clients.tolist()
+        return found
 
     def _expect_own(self, trainer: Any) -> None:
         """Refuses ``own`` where not exactly one algorithm of the run gives clients models of their own."""
@@ -138,8 +148,8 @@ class ClientEvaluation(FederatedCallback):
         return trainer.datamodule.held_out_source(self.data).to(trainer.fabric.device)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        source, self._source = getattr(self, "_source", None), None
-        getattr(source, "close", lambda: None)()
+        for name in ("_source", "_unseen"):
+            getattr(vars(self).pop(name, None), "close", lambda: None)()
 
     def on_round_start(self, trainer: Any, pl_module: LightningModule, cohort: Cohort) -> None:
         self._trained = {}
@@ -177,7 +187,6 @@ class ClientEvaluation(FederatedCallback):
 
     def _measure(self, trainer: Any) -> dict[_Model, _Values]:
         """Returns the metrics of each client, by the model that is evaluated between two clients."""
-        self._round = trainer.round
         options: dict[_Model, tuple[Any, ...]] = {
             "global": (), "tuned": ("tuned", self.tune_steps, self.tune_epochs), "own": ("own",)
         }  # fmt: skip
@@ -245,20 +254,38 @@ class ClientEvaluation(FederatedCallback):
         return logged
 
     def _write(self, trainer: Any, measured: dict[_Model, _Values]) -> None:
-        """Writes ``clients.csv``; where the system refuses it, the run goes on, which is said once."""
+        """Writes ``clients.csv``, and ``unseen.csv`` of the global model if there are unseen clients."""
+        self._round = trainer.round
+        unseen: _Values = {}
+        if self._unseen is not None:
+            unseen = self._named(trainer.evaluate_clients(self._unseen, self._draw(trainer, self._unseen)))
         if not trainer.is_global_zero or trainer.run is None:
             return
         found = [(model, name) for model in self.models for name in _names(measured.get(model, {}))]
         heads = [name if self.models == ("global",) else f"{model}/{name}" for model, name in found]
-        called = getattr(trainer.datamodule, "client_names", None)
-        rows: list[list[Any]] = [["round", "client", *(["name"] if called else []), "samples", "classes", *heads]]
+        rows = []
         for client in sorted({client for values in measured.values() for client in values}):
             classes = "" if self._classes is None else int(self._classes[client])
             cells = [measured[model].get(client, {}).get(name, "") for model, name in found]
-            name = [called[client]] if called else []
-            rows.append([trainer.round, client, *name, int(self._source.sizes[client]), classes, *cells])
+            rows.append([*self._about(client, self._source, 0), classes, *cells])
+        self._keep(trainer, "clients.csv", ["samples", "classes", *heads], rows)
+        heads, rows = _names(unseen), []
+        for client, values in unseen.items():
+            about = self._about(client, self._unseen, len(self._source.sizes))
+            rows.append([*about, *(values.get(name, "") for name in heads)])
+        if rows:
+            self._keep(trainer, "unseen.csv", ["samples", *heads], rows)
+
+    def _about(self, client: int, source: Any, first: int) -> list[Any]:
+        """Returns the first cells of a client's row: its number, its name if it has one, and its samples."""
+        name = [self._names[first + client]] if self._names else []
+        return [self._round, first + client, *name, int(source.sizes[client])]
+
+    def _keep(self, trainer: Any, file: str, heads: list[str], rows: list[list[Any]]) -> None:
+        """Writes a table of clients; where the system refuses it, the run goes on, which is said once."""
+        head = ["round", "client", *(["name"] if self._names else []), *heads]
         try:
-            write_atomically(trainer.run.path / "clients.csv", csv_text(rows).encode())
+            write_atomically(trainer.run.path / file, csv_text([head, *rows]).encode())
         except WriteError as error:
             if not self._warned:
                 self._warned = True

@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lightning_fed.runs.statistics import mean_of
 
 __all__ = [
     "MOST_LINES", "client_table", "coded", "config_differences", "details_of_runs", "differing", "html_table",
-    "in_pairs", "run_options", "section", "split_pictures", "whole_page",
+    "in_pairs", "run_config", "run_options", "section", "split_pictures", "whole_page",
 ]  # fmt: skip
 
 MOST_LINES = 14
@@ -119,11 +120,11 @@ def html_table(lines: Sequence[Sequence[str]], sortable: bool = False) -> str:
 def _clients(methods: Sequence[Method]) -> list[str]:
     parts: list[str] = []
     most = _MOST_CLIENTS // max(1, len(methods))
-    for method in methods:
+    for method, (file, kind) in product(methods, {"clients": "client", "unseen": "unseen client"}.items()):
         run = method.runs[0]
-        if lines := client_table(run.path / "clients.csv"):
+        if lines := client_table(run.path / f"{file}.csv"):
             count = len(lines) - 1
-            clients = counted(count, "client") if count <= most else f"the first {most:,} of {count:,} clients"
+            clients = counted(count, kind) if count <= most else f"the first {most:,} of {count:,} {kind}s"
             title = f"<summary>{escape(method.label)}, seed {run.seed}: {clients}</summary>"
             table = html_table(lines[: most + 1], sortable=True)
             parts.append(f"<details{'' if parts else ' open'}>{title}{table}</details>")
@@ -153,8 +154,12 @@ def differing(configs: Collection[Mapping[str, str]]) -> list[str]:
 
 def run_options(folder: Path) -> dict[str, str]:
     """Reads the options of a run by their command-line names; for a run from Python, the arguments of its objects."""
-    config = _config(folder / "config.yaml") or _config(folder / "options.json")
-    return _flatten(config) if config else {}
+    return _flatten(config) if (config := run_config(folder)) else {}
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """Reads what a run was started with, nested as in YAML; empty if it cannot be read."""
+    return _config(folder / "config.yaml") or _config(folder / "options.json")
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -182,9 +187,10 @@ def _flatten(value: Any, option: str = "") -> dict[str, str]:
 
 
 def client_table(path: Path) -> list[list[str]]:
-    """Reads the header and the lines of a run's ``clients.csv``; empty if there is none."""
+    """Reads the header and the lines of a run's table of clients, without empty columns; empty if there is none."""
     rows = list(read_rows(path))
-    return [list(rows[0]), *([_shortened(cell) for cell in row.values()] for row in rows)] if rows else []
+    heads = [head for head in (rows[0] if rows else ()) if any(row[head] for row in rows)]
+    return [heads, *([_shortened(row[head]) for head in heads] for row in rows)] if rows else []
 
 
 def _shortened(cell: str) -> str:

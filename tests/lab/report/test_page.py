@@ -299,7 +299,7 @@ def test_an_option_of_thousands_of_brackets_is_text(tmp_path: Path) -> None:
 def test_clients_are_read_whole(tmp_path: Path) -> None:
     table = tmp_path / "clients.csv"
     assert client_table(table) == []
-    table.write_text("round,client,samples,classes,loss,acc\n3,0,65,2,0.804498,0.75\n3,100000,7,,nan,1\n3,1,6")
+    table.write_text("round,client,samples,classes,no,loss,acc\n3,0,65,2,,0.804498,0.75\n3,100000,7,,,nan,1\n3,1,6")
     assert client_table(table) == [
         ["round", "client", "samples", "classes", "loss", "acc"],
         ["3", "0", "65", "2", "0.8045", "0.75"],
