@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
-from lightning_fed.core.files import read_regular, write_atomically
+from lightning_fed.core.files import write_atomically
 from lightning_fed.core.recorder import recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Cohort, Need
@@ -58,6 +58,7 @@ class Node:
         self._records: dict[int, dict[int, Tensors]] = {}  # by client and round
         self._stack = ExitStack()
         self._said: bytes | None = None
+        self._begun = False
         self._read_records()
 
     def hello(self) -> bytes:
@@ -90,6 +91,8 @@ class Node:
             facts, tensors = unpack(packet)
             ticket = str(facts["ticket"])
             kinds = {"begin": self._begin, "train": self._train, "gradients": self._gradients}
+            begun = facts["kind"] == "begin" or self._begun
+            expect(begun, "it has started anew, and takes part again from the next round on")
             said, sent = kinds[facts["kind"]](facts, tensors)
         except Exception as error:  # the node lives on, whatever it was asked
             known = isinstance(error, FederatedError)
@@ -99,7 +102,8 @@ class Node:
         return pack({**said, "ticket": ticket}, sent)
 
     def close(self) -> None:
-        """Ends the run here; records stay in the folder."""
+        """Ends the run here; records stay."""
+        self._begun = False
         self._stack.close()
 
     # A run
@@ -127,6 +131,7 @@ class Node:
         self.start, self.methods = self.engine.start_gradients, methods_sent(trainer.callbacks)
         self._keepers: tuple[ClientStates | GlobalBuffers, ...] = state.client_states, state.buffers
         self._taken: dict[int, tuple[Tensor, Tensor]] = {}  # g_i and f_i of the round, by client
+        self._begun = True
         return {}, {}
 
     def _load(self, facts: Facts, tensors: Tensors) -> None:
@@ -200,6 +205,7 @@ class Node:
         here, lost = list[int](), dict[int, str]()
         for client, since in zip(facts["clients"], facts["since"], strict=True):
             expect(client in self.data.clients, f"Expected clients of this node, got client {client}.")
+            self._forget(client, since + 1, 1 << 62)  # they were lost on their way, or of a server that has gone back
             record = self._records.get(client, {}).get(since) if since else {}
             if record is None:
                 lost[client] = f"it has no record of round {since} of client {client}, from which the server goes on"
@@ -226,22 +232,26 @@ class Node:
                 continue
             keeping.add(client)
             own = self._records.setdefault(client, {})
+            self._forget(client, 0, max((at for at in own if at <= facts["saved"]), default=0))
             own[facts["round"]] = record
-            first = max((at for at in own if at <= facts["saved"]), default=0)
-            self._records[client] = {at: kept for at, kept in own.items() if at >= first}
-            self._write(client, facts["round"], record, set(own) - set(self._records[client]))
+            if self._folder is not None:
+                write_atomically(self._path(client, facts["round"]), pack({}, record), "folder")
         return keeping
 
-    def _write(self, client: int, round: int, record: Tensors, dropped: set[int]) -> None:
-        if self._folder is None:
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._folder / f"client{client}-round{round}.safetensors", pack({}, record), "folder")
-        for at in dropped:
-            (self._folder / f"client{client}-round{at}.safetensors").unlink(missing_ok=True)
+    def _path(self, client: int, round: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"client{client}-round{round}.safetensors"
+
+    def _forget(self, client: int, first: int, end: int) -> None:
+        """Drops the records of a client of some rounds."""
+        own = self._records.get(client, {})
+        for at in [at for at in own if first <= at < end]:
+            del own[at]
+            if self._folder is not None:
+                self._path(client, at).unlink(missing_ok=True)
 
     def _read_records(self) -> None:
         for path in [] if self._folder is None else sorted(self._folder.glob("*.safetensors")):
             if found := _FILE.fullmatch(path.name):
                 client, at = map(int, found.groups())
-                self._records.setdefault(client, {})[at] = unpack(read_regular(path, 1 << 40))[1]
+                self._records.setdefault(client, {})[at] = unpack(path.read_bytes())[1]
