@@ -1,7 +1,7 @@
 """Changes to an update on its way to the server: a client's half and a server's half each."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -10,15 +10,12 @@ from torch import Tensor
 
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.seeding import Purpose, global_streams, seed_for
-from lightning_fed.core.updates import Client, ReducedUpdate, Update
+from lightning_fed.core.updates import Client, Packed, ReducedUpdate, Update
 from lightning_fed.core.user_code import is_own
 from lightning_fed.errors import FederatedError, expect, expect_number
 from lightning_fed.functional.geometry import wide_dtype
 
 __all__ = ["ClipUpdates", "Packed", "Payload", "clip_to", "expect_noise_holds", "payloads_of"]
-
-# What is sent in place of δ_i: tensors, which take the bytes of their dtype, or integers with the bits that each takes.
-Packed: TypeAlias = dict[str, Tensor | tuple[Tensor, int]]
 
 
 class Payload(FederatedCallback):
@@ -92,7 +89,13 @@ class Payload(FederatedCallback):
             update.bytes_up += -(-values.numel() * bits // 8)
             sent[name] = values
         update.delta.copy_(self.unpack(trainer, pl_module, update.client, sent))
+        update.packed = packed
         return True
+
+    @property
+    def packs(self) -> bool:
+        """Whether it sends tensors of its own in place of δ_i."""
+        return type(self).unpack is not Payload.unpack
 
     def watched(self, half: Callable[..., Any], trainer: TrainerLike, *args: Any) -> Any:
         """Calls a half, and refuses draws of the user's own code from the global streams in the first round."""

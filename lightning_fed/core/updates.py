@@ -12,6 +12,7 @@ __all__ = [
     "Client",
     "Cohort",
     "Need",
+    "Packed",
     "ReducedUpdate",
     "RoundCounts",
     "StartGradient",
@@ -21,6 +22,8 @@ __all__ = [
 ]
 
 StartGradient: TypeAlias = Literal["none", "client", "cohort"]
+# What is sent in place of δ_i: tensors, which take the bytes of their dtype, or integers with the bits that each takes.
+Packed: TypeAlias = dict[str, Tensor | tuple[Tensor, int]]
 ByRound: TypeAlias = float | dict[int, float]  # one number, or numbers by the first round of each: see ``at_round``
 
 
@@ -87,6 +90,7 @@ class Update:
         implied: The names of those that the server could compute from what is sent anyway: they take no bytes.
         coded_by: The payload that has made it shorter.
         bounded: δ_i and its version when a payload bounded its length last.
+        packed: What the payload sends in place of δ_i, None if δ_i is sent.
     """
 
     client: Client
@@ -103,6 +107,7 @@ class Update:
     implied: set[str] = field(default_factory=set)
     coded_by: str = ""
     bounded: tuple[Tensor, int] | None = None
+    packed: Packed | None = None
 
     def send(self, name: str, value: Tensor, factor: float = 1.0, implied: bool = False) -> None:
         """Sends a tensor besides δ_i, in ``on_client_end``: the server gets Σ_i ``factor`` ``value`` over the clients.

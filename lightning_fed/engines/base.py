@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from lightning_fed.aggregators import Aggregator
-from lightning_fed.callbacks.payload import expect_noise_holds, payloads_of
+from lightning_fed.callbacks.payload import Payload, expect_noise_holds, payloads_of
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.devices import is_device_fault
 from lightning_fed.core.hooks import HookCaller
@@ -40,6 +41,7 @@ class TrainingParts:
     Attributes:
         start: w as live weights have it, from which the round's clients start, in the global vector's dtype.
         at_work: Clients that train at once now, or the one whose update enters the round.
+        cohort: The round's clients, those of other processes too.
         counts: What the round has taken so far.
         needs_distance: Whether ``Update.distance`` is asked for, and so the rates of each step.
         asks_twice: The client algorithm that asks for second gradients of steps, None if none does.
@@ -63,6 +65,7 @@ class TrainingParts:
         self.asks_twice = next((type(each).__name__ for each in self.algorithms if each.takes_second_gradient), None)
         self.combines = next((each for each in self.algorithms if each.takes_sample_gradients), None)
         self.at_work: tuple[Client, ...] = ()
+        self.cohort = Cohort(0, ())
         self.start_round()
 
     def start_round(self) -> None:
@@ -84,6 +87,7 @@ class FinishedClient:
         rates: Learning rate and momentum of each step, if ``needs_distance``.
         logged: What it logged, one collection after another, unless the recorder has it already.
         checked: Whether weights, loss and buffers are known to be finite.
+        sent: Whether it trained elsewhere, where all that is a client's own business was seen to.
     """
 
     update: Update
@@ -93,6 +97,7 @@ class FinishedClient:
     rates: Sequence[tuple[float, float]] = ()
     logged: Sequence[dict[str, LoggedValue]] = ()
     checked: bool = False
+    sent: bool = False
 
     def put_in(self, state: TrainState) -> None:
         """Makes the resident module the client's trained model."""
@@ -104,7 +109,13 @@ class FinishedClient:
 
 
 class ClientTrainer(ABC):
-    """Trains clients; how it does, and where, a subclass says in ``train``."""
+    """Trains clients; how it does, and where, a subclass says in ``train``.
+
+    Attributes:
+        away: Whether clients train on other machines, where their hooks run and what they keep stays.
+    """
+
+    away = False
 
     def __init__(self, parts: TrainingParts) -> None:
         self.parts, self.state, self.options, self.hooks = parts, parts.state, parts.options, parts.hooks
@@ -112,6 +123,13 @@ class ClientTrainer(ABC):
         self.algorithms, self.phases = parts.algorithms, parts.phases
         self.start_gradients, self.divergence = parts.start_gradients, parts.divergence
         self.watch = ModuleWatch(self.state, parts.watched)
+
+    def begin_round(self) -> None:  # noqa: B027  # most have nothing to get ready
+        """Called between two rounds, before any hook of the next."""
+
+    def facts(self) -> dict[str, float]:
+        """Returns what the row of a round says besides of how its clients were trained."""
+        return {}
 
     @abstractmethod
     def train(self, clients: tuple[Client, ...]) -> Iterator[FinishedClient]:
@@ -141,7 +159,10 @@ class Engine:
         self.noisy = [payload for payload in payloads_of(parts.hooks.callbacks) if payload.adds_noise]
         self.watch = ModuleWatch(self.state)
         self.client_end_hooks, self.client_entered_hooks = (
-            self.watch.guarded(name, parts.hooks.bound(name)) for name in ("on_client_end", "on_client_entered")
+            self.watch.guarded(
+                name, [hook for hook in parts.hooks.bound(name) if not (trainer.away and _is_client(hook))]
+            )
+            for name in ("on_client_end", "on_client_entered")
         )
         most = self.state.source.batch_size if self.options.local_steps is not None else None
         self.assignment = Assignment(self.processes, (self.state.client_states, self.state.buffers), most)
@@ -174,6 +195,7 @@ class Engine:
         state.buffers.start_round()
         self.watch.expect_parameters()
         self.parts.start_round()
+        self.parts.cohort = cohort
         start, ahead = self.parts.start, self.aggregator.ahead
         state.received = state.weights if ahead is None else start.clone().add_(ahead).to(state.weights.dtype)
         self.written, self.summed = state.weights._version, frozenset[str]()
@@ -239,7 +261,7 @@ class Engine:
         if all(self.processes.exchange(all(finite), "start gradients")):
             return own
         for client, good in zip(own, finite, strict=True):
-            if not good:
+            if not good and client.id not in self.divergence.clients:
                 self.divergence.leave_out(client)
         kept = tuple(client for client, good in zip(own, finite, strict=True) if good)
         self.start_gradients.keep(kept)
@@ -254,10 +276,27 @@ class Engine:
             )
 
     def _enter(self, finished: FinishedClient) -> None:
-        """Takes a client over, lets callbacks edit its update, and adds this to the round's sums, unless left out."""
+        """Adds what a client sends to the round's sums, unless it is left out; then it keeps what it keeps."""
+        state, update = self.state, finished.update
+        if not (finished.sent or self._send(finished)):
+            return
+        if self.aggregator.buffers == "average":
+            self._begin_moved(update.buffers)
+        self.reducer.add(update, average_buffers=self.aggregator.buffers == "average")
+        if not finished.sent:
+            state.buffers.store(update.client)
+            state.keep_own(update.client.id)
+        for hook in self.client_entered_hooks:
+            hook(update)
+        self.counts.max_steps = max(self.counts.max_steps, update.num_steps, state.optimizer_steps)
+        self.counts.bytes_up += update.bytes_up + update.numbers_beside * state.vector.data.element_size()
+        self.parts.at_work = ()
+
+    def _send(self, finished: FinishedClient) -> bool:
+        """The client's half: takes it over, and lets callbacks edit its update; False if it is left out."""
         state, update, client = self.state, finished.update, finished.update.client
         if not self._complete(finished):
-            return
+            return False
         self.parts.at_work = (client,)
         self._expect_weights(f"the training of client {client.id}")
         update.weight = self.aggregator.client_weight(client)
@@ -269,18 +308,7 @@ class Engine:
         beside = [vector for each in self.algorithms for vector in each.own_vectors(self.parts.hooks.trainer)]
         beside += update.sums.values()
         # An edit may have gone wrong, and so may what the client has trained beside the live weights.
-        if (self.client_end_hooks or beside) and self.divergence.found(client, update.delta, *beside):
-            return
-        if self.aggregator.buffers == "average":
-            self._begin_moved(update.buffers)
-        self.reducer.add(update, average_buffers=self.aggregator.buffers == "average")
-        state.buffers.store(client)
-        state.keep_own(client.id)
-        for hook in self.client_entered_hooks:
-            hook(update)
-        self.counts.max_steps = max(self.counts.max_steps, update.num_steps, state.optimizer_steps)
-        self.counts.bytes_up += update.bytes_up + update.numbers_beside * state.vector.data.element_size()
-        self.parts.at_work = ()
+        return not ((self.client_end_hooks or beside) and self.divergence.found(client, update.delta, *beside))
 
     def _complete(self, finished: FinishedClient) -> bool:
         """Puts a client into the resident module and completes its update; False if it is left out of the round."""
@@ -321,3 +349,8 @@ class Engine:
                 f"{pull:g} to the global model, which cancels the steps: choose a learning rate below 1 / pull."
             )
         return distance
+
+
+def _is_client(hook: Any) -> bool:
+    """Returns whether a bound hook belongs where clients train, and not to what only looks on."""
+    return isinstance(getattr(hook.func, "__self__", None), (ClientAlgorithm, Payload, Aggregator))

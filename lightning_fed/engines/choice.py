@@ -30,6 +30,7 @@ from lightning_fed.core.user_code import is_own, overrides, own_places
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.base import ClientTrainer, Engine, FinishedClient, TrainingParts
 from lightning_fed.engines.client_batches import Phases, samples_in_epoch
+from lightning_fed.engines.fleet import Fleet, RemoteTrainer
 from lightning_fed.engines.sequential import SequentialTrainer
 from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.trial import Attributes, random_states
@@ -67,17 +68,23 @@ class NotQuicker(CannotStack):
     """Says that a run would be no faster with many clients at once; the user has nothing to change."""
 
 
-def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, reducer: RoundReducer) -> Engine:
+def make_engine(
+    state: TrainState, options: LocalOptions, hooks: HookCaller, reducer: RoundReducer, fleet: Fleet | None = None
+) -> Engine:
     """Builds the engine that ``engine`` asks for, and notes it in the state's ``engine_choice``.
+
+    With a fleet, each of its nodes has an engine of its own, and the one here adds up what they send.
 
     Raises:
         FederatedError: If ``engine`` is ``vectorized`` and the run cannot train this way, or a parameter was replaced.
     """
     ModuleWatch(state).expect_parameters()  # hooks have been called by now
     choice: dict[str, Any] = {"engine": "sequential"}
-    if options.engine != "sequential":
+    if fleet is not None:
+        choice["reason"] = "the nodes of a fleet train the clients"
+    elif options.engine != "sequential":
         choice = processes_of(state.fabric).from_first(lambda: _choose(state, options, hooks), "engine")
-    if options.engine == "auto":
+    if options.engine == "auto" and fleet is None:
         line = f"Engine: {choice['engine']}, as {choice['reason']}."
         quiet = choice.pop("quiet", False)
         if is_news("engine", line):
@@ -87,7 +94,7 @@ def make_engine(state: TrainState, options: LocalOptions, hooks: HookCaller, red
         rank_zero_info(f"Gradients over a client's full data: {choice['full_gradients']}.")
     state.engine_choice = choice
     parts = TrainingParts(state, options, hooks)
-    return Engine(parts, _trainer_for(parts, choice), reducer)
+    return Engine(parts, _trainer_for(parts, choice) if fleet is None else RemoteTrainer(parts, fleet), reducer)
 
 
 def _trainer_for(parts: TrainingParts, choice: dict[str, Any]) -> ClientTrainer:

@@ -30,6 +30,7 @@ class DivergenceWatch:
         clients: Ids of those left out in this round.
         failed: The exceptions raised in the training of some of them, by id.
         buffers: Names of the buffers that are checked: the floating-point ones.
+        reports: Whether another process, the server of a fleet, judges how many are too many.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions, processes: Processes) -> None:
@@ -37,6 +38,7 @@ class DivergenceWatch:
         self.clients: list[int] = []
         self.failed: dict[int, str] = {}
         self._cohort_size = 0
+        self.reports = False
         self._reads_at_once = state.weights.device.type == "cpu" or bool(options.tolerance.max_diverged)
         self._unread: list[tuple[tuple[Client, ...], Tensor]] = []
         self.buffers: list[str] = []
@@ -79,7 +81,7 @@ class DivergenceWatch:
 
     def finite(self, clients: tuple[Client, ...], sizes: Tensor) -> list[bool]:
         """Returns for each client whether its size, shape (n,), is finite; all True if the check waits for ``read``."""
-        if self._reads_at_once:
+        if self._reads_at_once or self.reports:
             return [math.isfinite(size) for size in sizes.tolist()]
         self._unread.append((clients, sizes))
         return [True] * len(clients)
@@ -111,7 +113,7 @@ class DivergenceWatch:
 
     @property
     def _allowed(self) -> int:
-        return int(self.options.tolerance.max_diverged * self._cohort_size)
+        return self._cohort_size if self.reports else int(self.options.tolerance.max_diverged * self._cohort_size)
 
     def _judge(self, *new: int) -> None:
         if len(self.clients) > self._allowed:

@@ -14,7 +14,6 @@ from lightning_fed.core.hooks import FederatedCallback, HookCaller
 from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client, Cohort, Need, RoundCounts, StartGradient, Update
-from lightning_fed.data import FederatedDataModule
 from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.distributed.reducer import gather_rows
 from lightning_fed.distributed.strategy import processes_of
@@ -49,6 +48,8 @@ class ComputedStartGradients:
         wants_losses: Whether the aggregator asks for f_i(w) over training samples.
         losses_alone: Whether f_i(w) needs its own pass in this round, because no part asks for gradients at w.
         own_losses: Computes f_i for the aggregator where that is not f_i(w) over training samples, else None.
+        given: On a node of a fleet, the exchange that the server has made: its clients, rows and losses of those here,
+            and the mean. The server counts it.
     """
 
     def __init__(self, state: TrainState, options: LocalOptions, hooks: HookCaller, counts: RoundCounts) -> None:
@@ -61,6 +62,7 @@ class ComputedStartGradients:
         self.exchanged = False
         self.wants_losses, self.losses_alone = self.aggregator.reads_start_losses, False
         self.own_losses: FullGradient | None = None
+        self.given: tuple[tuple[Client, ...], Tensor, Tensor, Tensor] | None = None
         if Need.LOSSES in self.aggregator.all_needs and not self.wants_losses:
             held_out = _held_out(state, hooks) if self.aggregator.losses_over == "held_out" else None
             self.own_losses = FullGradient(state, options, held_out=held_out)
@@ -118,12 +120,17 @@ class ComputedStartGradients:
         self.method_level = self._level(cohort.round, (ClientAlgorithm, Aggregator))
         self.exchanged = self.method_level == "cohort"
         self.losses_alone = self.wants_losses and self.level == "none"
-        if self.wants_losses and self.method_level == "none":
+        if self.wants_losses and self.method_level == "none" and self.given is None:
             self.counts.gradients += sum(map(self.full_gradient.count, own))
         self.clients, self._at = (), {}
         if self.level == "client" and not len(self._own):
             self._own = torch.empty_like(self.state.weights)
         if self.level != "cohort" or not cohort.clients:
+            return None
+        if self.given is not None:
+            clients, rows, losses, mean = self.given
+            self._arrange(own, clients, rows, losses)
+            self.mean = mean
             return None
         rows = self._room_for(own)
         with self.processes.working_alone():
@@ -192,6 +199,10 @@ class ComputedStartGradients:
             self._losses = self.full_gradient.compute_at_start(clients, None)
         if self.level != "cohort":
             self._at = {client.id: at for at, client in enumerate(clients)}
+
+    def row_of(self, client: Client) -> Tensor | None:
+        """Returns g_i of a client of the exchange; None without one."""
+        return self._rows[self._at[client.id]] if self.exchanged and client.id in self._at else None
 
     def load(self, client: Client) -> None:
         """Makes ``gradient`` and ``loss`` those of the client about to train; the live model holds w."""
@@ -300,12 +311,12 @@ class ClientGradients:
 def _held_out(state: TrainState, hooks: HookCaller) -> BatchSource:
     """Returns the batches of what the data hold out of each client; refuses data where one that trains has none."""
     data, rule = hooks.trainer.datamodule, type(hooks.trainer.aggregator).__name__
-    if not isinstance(data, FederatedDataModule):
+    if not hasattr(data, "held_out_source"):
         raise FederatedError(
             f"Expected a FederatedDataModule for {rule}, which reads losses over held-out samples, got "
             f"{type(data).__name__}: wrap it as `source`, or set `--aggregator.losses_over train`."
         )
-    source = data.held_out_source("val").to(state.vector.device)
+    source: BatchSource = data.held_out_source("val").to(state.vector.device)
     state.held_out.append(source)
     lacking = np.flatnonzero((np.asarray(state.source.sizes) > 0) & (np.asarray(source.sizes) == 0))
     if len(lacking):

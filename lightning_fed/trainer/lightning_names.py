@@ -35,6 +35,7 @@ from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import samples_in_epoch
+from lightning_fed.engines.fleet import Fleet
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
 from lightning_fed.trainer.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option
@@ -106,6 +107,7 @@ class LightningNames:
     test_loaders: dict[str, Any]
     predict_loaders: dict[str, Any]
     books: Any
+    fleet: Fleet | None = None
 
     # The state of fit
 

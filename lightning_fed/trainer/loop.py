@@ -91,7 +91,7 @@ class RoundLoop:
         self._note(LoggedMetrics({}, dict(trainer.totals), {}))  # for monitors; row 0 has no counts
         self._note(self.recorder.compute())
         # Only now, because hooks before may still change the module.
-        self.engine = make_engine(self.state, self.options, trainer.hooks, self.reducer)
+        self.engine = make_engine(self.state, self.options, trainer.hooks, self.reducer, trainer.fleet)
         trainer.books.log_start(trainer, self.log)
         if trainer.round == 0 and not trainer.resumed:
             started = time.perf_counter()
@@ -114,6 +114,7 @@ class RoundLoop:
         self.state.round += 1
         trainer.state.stage = RunningStage.TRAINING
         self._seed(at=1)
+        self.engine.trainer.begin_round()
         cohort = self.cohorts.draw(trainer.round, self.cohort_size)
         self._note(LoggedMetrics(self.cohorts.facts, self.cohorts.facts, {}))
         with recording(self.module, self.recorder):
@@ -238,7 +239,8 @@ class RoundLoop:
             "clients/diverged": float(len(left_out.clients) - len(left_out.failed)),
             "time/clients": trained,
         }
-        if self.options.tolerance.on_client_error == "skip":
+        counts |= self.engine.trainer.facts()
+        if self.trainer.fleet is not None or self.options.tolerance.on_client_error == "skip":
             counts["clients/failed"] = float(len(left_out.failed))
         counts |= totals
         self._note(LoggedMetrics(counts, counts, {}))

@@ -26,6 +26,7 @@ from lightning_fed.core.vector import ParameterVector
 from lightning_fed.data.collation import close_workers
 from lightning_fed.distributed.consistency import expect_same_data, share_model
 from lightning_fed.distributed.logs import sync_metrics
+from lightning_fed.engines.fleet.terms import expect_carried
 from lightning_fed.errors import FederatedError, expect
 from lightning_fed.runs.checkpoint_files import expect_layout, read_checkpoint, records_of_checkpoints
 from lightning_fed.runs.folder import RunFolder
@@ -41,7 +42,7 @@ from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.loop import RoundLoop
 from lightning_fed.trainer.options import expect_datamodule, expect_module
 
-__all__ = ["attached", "evaluating", "train"]
+__all__ = ["attached", "evaluating", "prepare", "train"]
 
 
 @contextmanager
@@ -130,6 +131,14 @@ def train(trainer: Any, stop: StopRequest, ckpt_path: str | None, weights: str |
     books.report_end(trainer, stop.signum)
 
 
+def prepare(trainer: LightningNames) -> None:
+    """Sets up the state of ``fit`` as in a new run that writes nothing, for a node of a fleet."""
+    _set_up_data(trainer, "fit")
+    trainer.reads_length = any(getattr(cb, "reads_length", False) for cb in trainer.callbacks)
+    _call_setups(trainer, "fit")
+    _set_up_training(trainer, None, None, None, "")
+
+
 def _say_if_done(trainer: LightningNames, ckpt_path: str | None) -> None:
     """Prints why, if a resumed run has nothing left to do."""
     if ckpt_path != "last":  # a changed config may no longer stop the run
@@ -184,6 +193,8 @@ def _set_up_data(trainer: LightningNames, stage: str) -> None:
     trainer.processes.exchange(None, "data")
     data.setup(stage)
     if stage == "fit":
+        if trainer.fleet is not None:
+            expect_carried(trainer)
         source = data.train_source().to(trainer.fabric.device)
         size = cohort_size(options.clients_per_round, len(source.sizes))
         trainer.aggregator.check_cohort(size)

@@ -23,7 +23,9 @@ from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.train_state import CompileMode, EngineName, FullGradients, NoState, Tolerance, TrainState
+from lightning_fed.data.adoption import adopt
 from lightning_fed.data.batch_sources import BatchSource
+from lightning_fed.engines.fleet import FleetData
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoint_files import save_checkpoint
 from lightning_fed.runs.folder import RunFolder
@@ -249,7 +251,10 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
                 checkpoint, that is used instead.
         """
         model = expect_module(model, "training_step")
-        data = expect_datamodule(model, datamodule, train=train_dataloaders, val=val_dataloaders)
+        if self.fleet is None:
+            data = expect_datamodule(model, datamodule, train=train_dataloaders, val=val_dataloaders)
+        else:
+            data = FleetData(self.fleet, adopt(datamodule, model, val=val_dataloaders))
         books = self.books
         books.initial_weights, books.interrupted, books.stop_message = weights, None, ""
         with graceful_stop(self.is_global_zero) as stop, books.lock:

@@ -182,14 +182,16 @@ class Draws(ClientSampler):
         return np.random.default_rng(round).permutation(np.flatnonzero(sizes))[:count]
 
 
-def make_data(sizes: str, batch_size: int = BATCH) -> FederatedDataModule:
+def make_samples(sizes: str) -> TensorDataset:
     counts, rng = SIZES[sizes], torch.Generator().manual_seed(0)
     labels = torch.randint(0, 3, (sum(counts),), generator=rng)
     owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    inputs = torch.randn(len(labels), 5, generator=rng) + labels[:, None] + 0.3 * owner[:, None]
-    return FederatedDataModule(
-        TensorDataset(inputs, labels), BySizes(*counts), num_clients=len(counts), batch_size=batch_size
-    )
+    return TensorDataset(torch.randn(len(labels), 5, generator=rng) + labels[:, None] + 0.3 * owner[:, None], labels)
+
+
+def make_data(sizes: str, batch_size: int = BATCH) -> FederatedDataModule:
+    counts = SIZES[sizes]
+    return FederatedDataModule(make_samples(sizes), BySizes(*counts), num_clients=len(counts), batch_size=batch_size)
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,22 @@ class Outcome:
 def start() -> Net:
     torch.manual_seed(7)
     return Net()
+
+
+def make_trainer(
+    rule: str, mask: str = "none", client: str = "none", *more: Any, clients_per_round: int | float = 1.0, **options: Any
+) -> FederatedTrainer:
+    """Makes the trainer of ``run``, with ``more`` callbacks."""
+    make_mask, local = {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS, **LATE}[client]
+    options = local.options(**options)
+    given = {name: options.pop(name) for name in OF_TRAINER if name in options}
+    options.setdefault("weighting", {**RULES, **SPECIAL}[rule].weightings[0])
+    aggregator = {**RULES, **SPECIAL}[rule].make(mask=None if make_mask is None else make_mask(), **options)
+    return FederatedTrainer(
+        accelerator="cpu", logger=False, callbacks=[aggregator, *local.make(), *more], seed=3,
+        **{"max_rounds": ROUNDS, **given}, clients_per_round=clients_per_round,
+        enable_progress_bar=False, enable_checkpointing=False, default_root_dir="not-written",
+    )  # fmt: skip
 
 
 @cache
@@ -225,17 +243,10 @@ def run(
         client: A name of CLIENTS, CLIENT_LIMITS or LATE.
         **options: Options of every aggregator, and those of the trainer named in OF_TRAINER.
     """
-    net, make_mask, local = start(), {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS, **LATE}[client]
-    options = local.options(**options)
-    given = {name: options.pop(name) for name in OF_TRAINER if name in options}
-    options.setdefault("weighting", {**RULES, **SPECIAL}[rule].weightings[0])
-    aggregator = {**RULES, **SPECIAL}[rule].make(mask=None if make_mask is None else make_mask(), **options)
+    net, local = start(), {**CLIENTS, **CLIENT_LIMITS, **LATE}[client]
     count = {"filled": int(np.count_nonzero(SIZES[sizes])), "one": 1}.get(draws, 1.0)
-    trainer = FederatedTrainer(
-        accelerator="cpu", logger=False, callbacks=[aggregator, *local.make()], seed=3,
-        **{"max_rounds": ROUNDS, "sampler": None if draws == "all" else Draws(), **given}, clients_per_round=count,
-        enable_progress_bar=False, enable_checkpointing=False, default_root_dir="not-written",
-    )  # fmt: skip
+    sampler = {} if draws == "all" else {"sampler": Draws()}
+    trainer = make_trainer(rule, mask, client, clients_per_round=count, **sampler, **options)
     trainer.fit(net, make_data(sizes, sum(SIZES[sizes]) if local.full_batch else BATCH))
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     # With what stays with clients, where it began, so that any two runs can be compared.

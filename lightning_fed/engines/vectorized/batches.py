@@ -202,7 +202,11 @@ class LaneBatches:
 
 def gathers(source: Any, transfer: BatchTransfer | None) -> bool:
     """Returns whether samples of several clients can be gathered at once; subclasses may read differently."""
-    while type(source) is SkewedSource or (type(source) is AugmentedSource and source.by_sample is not None):
+    while (
+        type(source) is SkewedSource
+        or (type(source) is AugmentedSource and source.by_sample is not None)
+        or getattr(source, "renumbers", False)
+    ):
         source = source.inner
     return type(source) is TensorSource and (transfer is None or transfer.converts)
 

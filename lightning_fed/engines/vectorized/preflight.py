@@ -44,7 +44,7 @@ class StepProbe:
         self.processes = processes_of(state.fabric)
         self.step = StackedStep(state, unasked)
         self.precision = self.step.precision
-        largest = int(source.sizes.argmax())
+        largest = int(getattr(source, "own_sizes", source.sizes).argmax())  # a node of a fleet has few of all
         client = Client(largest, int(source.sizes[largest]), 1)
         one_step = replace(options, local_epochs=None, local_steps=1, accumulate_grad_batches=1)
         self._before = random_states(state.vector.device)

@@ -1,0 +1,6 @@
+"""Clients at the nodes of a fleet: what the server sends and takes; ``trainer.fleet`` has the nodes."""
+
+from lightning_fed.engines.fleet.census import Fleet, FleetData
+from lightning_fed.engines.fleet.remote import RemoteTrainer
+
+__all__ = ["Fleet", "FleetData", "RemoteTrainer"]

@@ -1,0 +1,217 @@
+"""A fleet: what the server needs of whoever brings packets to nodes, and what the nodes say of their clients."""
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from lightning_fed.core.user_code import overrides
+from lightning_fed.data.split import Split
+from lightning_fed.engines.fleet.packets import unpack
+from lightning_fed.errors import FederatedError, expect
+
+__all__ = ["Census", "Fleet", "FleetData", "FleetSource"]
+
+_MOST_CLIENTS = 1 << 24
+
+
+class Fleet(Protocol):
+    """Brings packets to the nodes where clients are, and their replies back; it need not read them."""
+
+    def hello(self) -> Mapping[str, bytes]:
+        """Returns what each node that is there now says of itself (``Node.hello``), by the node's name."""
+
+    def ask(self, packets: Mapping[str, bytes]) -> Mapping[str, bytes | str]:
+        """Sends each node its packet and returns the replies, once all are there or time is up.
+
+        A node that has not replied is left out, or has a text that says why.
+        """
+
+
+class Census:
+    """The clients of all nodes, as these say when a run begins.
+
+    Attributes:
+        homes: The node of each client.
+        sizes: Training samples of each client, shape (N,), 0 of an id that no node has.
+        held_out: Samples held out of each, shape (N,), 0 where nobody asks for them.
+        classes: Training samples of each client and class, shape (N, C); None if a node knows no labels.
+        batch_size: Samples in a batch.
+        drop_last: Whether short last batches are left out.
+    """
+
+    def __init__(self, said: Mapping[str, bytes]) -> None:
+        expect(said, "Expected a fleet with nodes when the run begins, got none: start a node first.")
+        read = {node: _Said(node, packet) for node, packet in said.items()}
+        self.homes: dict[int, str] = {}
+        self.sizes, self.held_out = (
+            np.zeros(1 + max(max(one.clients) for one in read.values()), int) for _ in range(2)
+        )
+        first = next(iter(read.values()))
+        self.batch_size, self.drop_last = first.batches
+        for node, one in read.items():
+            _expect_same(first, one)
+            for client in one.clients:
+                other = self.homes.setdefault(client, node)
+                expect(other == node, f"Expected each client at one node, got client {client} at {other} and {node}.")
+            self.sizes[one.clients], self.held_out[one.clients] = one.sizes, one.held_out
+        self.classes = self._counted(list(read.values()))
+
+    def _counted(self, read: list["_Said"]) -> npt.NDArray[np.int64] | None:
+        tables = [one.classes for one in read]
+        known = [table for table in tables if table is not None]
+        if len(known) < len(tables):
+            return None
+        counts = np.zeros((len(self.sizes), max(table.shape[1] for table in known)), dtype=np.int64)
+        for one, table in zip(read, known, strict=True):
+            counts[one.clients, : table.shape[1]] = table
+        return counts
+
+    def look_again(self, said: Mapping[str, bytes]) -> None:
+        """Notes where clients are now; those that the run does not know wait for the next one."""
+        there = set(said)
+        for node, packet in said.items():
+            try:
+                one = _Said(node, packet)
+            except Exception as error:  # whatever somebody sends who is no node
+                rank_zero_warn(f"{node} is not taken for a node of the fleet: {error}")
+                continue
+            for client, size in zip(one.clients, one.sizes.tolist(), strict=True):
+                known = client < len(self.sizes) and self.sizes[client] == size
+                if known and self.homes.get(client) not in there - {node}:
+                    self.homes[client] = node
+
+
+class _Said:
+    """What one node says of itself."""
+
+    def __init__(self, node: str, packet: bytes) -> None:
+        facts, tensors = unpack(packet)
+        self.node, self.clients = node, facts["clients"]
+        ids, counts = set(self.clients), (facts["sizes"], facts["held_out"])
+        is_list = bool(ids) and len(ids) == len(self.clients)
+        is_list &= all(type(each) is int and 0 <= each < _MOST_CLIENTS for each in (*ids, *counts[0], *counts[1]))
+        expect(
+            is_list and all(len(ids) == len(count) for count in counts),
+            f"Expected node {node} to say each of its clients once, with its samples, got {str(facts)[:200]}.",
+        )
+        self.sizes, self.held_out = (np.array(count, dtype=np.int64) for count in counts)
+        self.batches: tuple[int, bool] = facts["batch_size"], facts["drop_last"]
+        classes = tensors.get("classes")
+        self.classes = None if classes is None else classes.long().numpy().reshape(len(ids), -1)
+
+
+def _expect_same(one: _Said, other: _Said) -> None:
+    expect(
+        one.batches == other.batches,
+        f"Expected one `--data.batch_size` and `--data.drop_last` at all nodes, got {one.batches} at {one.node} and "
+        f"{other.batches} at {other.node}.",
+    )
+
+
+class FleetSource:
+    """The sizes of clients whose batches are with nodes."""
+
+    reads_are_seeded = False
+
+    def __init__(self, sizes: npt.NDArray[np.int64], census: Census) -> None:
+        self.sizes, self.batch_size, self.drop_last = sizes, census.batch_size, census.drop_last
+
+    def to(self, device: torch.device | str) -> "FleetSource":
+        """Returns itself: there is nothing to move."""
+        return self
+
+    def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
+        """Refuses to read what is not here."""
+        raise FederatedError(
+            f"Expected nothing on the server to read batches of clients, got a read of client {client}, whose samples "
+            "are with a node: leave out the callback, or train without a fleet."
+        )
+
+
+class FleetData(LightningDataModule):
+    """The data of a server: what nodes say of their clients, and a data module of its own for evaluation.
+
+    Attributes:
+        split: The samples of each client, shape (N,), numbered in an order of its own.
+        labels: The class of each; None if a node knows none.
+        num_classes: C.
+    """
+
+    labels: npt.NDArray[Any] | None = None
+    num_classes: int | None = None
+    client_names: None = None
+
+    def __init__(self, fleet: Fleet, source: LightningDataModule | None) -> None:
+        super().__init__()
+        self.fleet, self.source = fleet, source
+
+    def __getattr__(self, name: str) -> Any:
+        """Looks up what else models and callbacks ask for in the data for evaluation."""
+        if name.startswith("_") or vars(self).get("source") is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.source, name)
+
+    def prepare_data(self) -> None:
+        if self.source is not None:
+            self.source.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        """Asks the nodes who is there, and lets them say no more until the run is over."""
+        if stage == "fit":
+            self.census = Census(self.fleet.hello())
+            counts, sizes = self.census.classes, self.census.sizes
+            if counts is not None:  # in some order, as no more is known
+                self.labels = np.concatenate([np.repeat(np.arange(len(row)), row) for row in counts])
+                self.num_classes, sizes = counts.shape[1], counts.sum(axis=1)
+            self.split = Split(np.arange(sizes.sum()), np.concatenate([[0], np.cumsum(sizes)]))
+        if self.source is not None:
+            self.source.trainer = self.trainer
+            self.source.setup(stage)
+
+    @property
+    def split_hash(self) -> str:
+        """Names the clients by their samples and classes, for a run that goes on."""
+        return (
+            self.split.hash()
+            if self.labels is None
+            else sha256(self.split.offsets.tobytes() + self.labels.tobytes()).hexdigest()
+        )
+
+    def split_summary(self) -> dict[str, int | float | str]:
+        """Describes the clients in a few numbers."""
+        return self.split.summary() | {"hash": self.split_hash}
+
+    def train_source(self) -> FleetSource:
+        """Returns the clients' sizes."""
+        return FleetSource(self.census.sizes, self.census)
+
+    def held_out_source(self, part: str) -> FleetSource:
+        """Returns the sizes of what nodes hold out of each client."""
+        return FleetSource(self.census.held_out, self.census)
+
+    def val_dataloader(self) -> Any:
+        return self._own("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        return self._own("test_dataloader")
+
+    def predict_dataloader(self) -> Any:
+        return self._own("predict_dataloader")
+
+    def _own(self, name: str) -> Any:
+        return getattr(self.source, name)() if self.source is not None and overrides(self.source, name) else []
+
+    def teardown(self, stage: str) -> None:
+        if self.source is not None:
+            self.source.teardown(stage)
+
+    def on_exception(self, exception: BaseException) -> None:
+        if self.source is not None:
+            self.source.on_exception(exception)

@@ -1,0 +1,209 @@
+"""The server's side of a fleet: clients that train at nodes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from secrets import token_hex
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core.updates import Client
+from lightning_fed.engines.base import ClientTrainer, FinishedClient, TrainingParts
+from lightning_fed.engines.fleet.census import Fleet
+from lightning_fed.engines.fleet.packets import Facts, Tensors, body_of, pack, planted
+from lightning_fed.engines.fleet.replies import Replied, ReplyReader, opened, unlike_most
+from lightning_fed.engines.fleet.terms import methods_sent, terms_of
+from lightning_fed.engines.full_gradient import FullGradient
+from lightning_fed.errors import FederatedError
+
+__all__ = ["RemoteTrainer"]
+
+# A reply may be so many times as large as the models of its clients, and has room for this besides.
+_MOST_VECTORS, _ROOM = 16, 1 << 20
+# What a node has replied, or why that is nothing.
+_Reply: TypeAlias = tuple[Facts, Tensors] | FederatedError
+
+
+class RemoteTrainer(ClientTrainer):
+    """Has clients trained at the nodes of a fleet, and hands over what these send.
+
+    A reply that is to another question, about other clients, of other names, shapes or more bytes than asked for, or
+    not finite is refused: its clients are left out of the round, named and counted.
+
+    Attributes:
+        bytes_down: Bytes of the packets sent in the round.
+        bytes_up: Bytes of the replies.
+    """
+
+    away = True
+
+    def __init__(self, parts: TrainingParts, fleet: Fleet) -> None:
+        super().__init__(parts)
+        self.fleet, self.trainer, self.reader = fleet, parts.hooks.trainer, ReplyReader(parts)
+        self.census = self.trainer.datamodule.census
+        start = self.start_gradients
+        start.full_gradient = _AtNodes(self, start.full_gradient)
+        if start.own_losses is not None:
+            start.own_losses = _AtNodes(self, start.own_losses)
+        self.methods, self.told = methods_sent(parts.hooks.callbacks), set[str]()
+        self.begin_round()
+        for node, why in self._begin(set(self.census.homes.values())).items():
+            raise FederatedError(f"Node {node} cannot take part in the run: {why}")
+
+    def begin_round(self) -> None:
+        """Takes what clients are sent of methods as it is between two rounds, as a checkpoint has it."""
+        self.states = Tensors()
+        self.said = planted({cb.state_key: cb.state_dict() for cb in self.methods}, self.states, "state")
+        self.bytes_down = self.bytes_up = 0
+
+    def facts(self) -> dict[str, float]:
+        return {"fleet/bytes_down": float(self.bytes_down), "fleet/bytes_up": float(self.bytes_up)}
+
+    def _ask(self, kind: str, orders: Mapping[str, Facts], tensors: Tensors) -> dict[str, _Reply]:
+        """Sends each node a packet, which differ in their facts alone, and opens the replies."""
+        body, common, found = body_of(tensors), {"kind": kind, "round": self.state.round}, dict[str, _Reply]()
+        tickets = {node: token_hex(8) for node in orders}
+        packets = {node: pack({**facts, **common, "ticket": tickets[node]}, body) for node, facts in orders.items()}
+        replies = self.fleet.ask(packets) if packets else {}
+        one = _MOST_VECTORS * (8 * self.state.vector.all_numel + self.state.buffers.num_bytes)
+        for node, facts in orders.items():
+            data = replies.get(node, "it has not replied in time")
+            self.bytes_down += len(packets[node])
+            self.bytes_up += len(data) if isinstance(data, bytes) else 0
+            try:
+                if isinstance(data, str):
+                    raise FederatedError(data)
+                found[node] = opened(data, tickets[node], _ROOM + one * len(facts.get("clients", ())))
+            except FederatedError as error:
+                found[node] = error
+                self.told.discard(node)
+        return found
+
+    def _begin(self, nodes: set[str]) -> dict[str, FederatedError]:
+        """Tells nodes of the run, for which they then get ready; returns those that cannot take part, with why."""
+        census = self.census
+        facts: Facts = {"sizes": census.sizes.tolist(), "held_out": census.held_out.tolist()}
+        facts |= {"num_classes": self.trainer.datamodule.num_classes, "terms": terms_of(self.trainer)}
+        replies = self._ask("begin", dict.fromkeys(sorted(nodes), facts), {"initial": self.state.initial})
+        refused = {node: reply for node, reply in replies.items() if isinstance(reply, FederatedError)}
+        self.told |= nodes - refused.keys()
+        return refused
+
+    def _shares(self, clients: Sequence[Client]) -> dict[str, list[Client]]:
+        """Divides clients over their nodes; one whose node is not there is left out."""
+        homes, refused = self.census.homes, dict[str, FederatedError]()
+        if not {homes[client.id] for client in clients} <= self.told:  # somebody is away: who is there now?
+            there = self.fleet.hello()
+            self.census.look_again(there)
+            refused = self._begin({home for client in clients if (home := homes[client.id]) in there} - self.told)
+        shares: dict[str, list[Client]] = {}
+        for client in clients:
+            home = homes[client.id]
+            if home in self.told:
+                shares.setdefault(home, []).append(client)
+            else:
+                self._leave_out(home, [client], refused.get(home, "it is not there"))
+        return shares
+
+    def _leave_out(self, node: str, clients: Sequence[Client], why: object) -> None:
+        for client in clients:
+            if client.id not in self.divergence.clients:
+                self.divergence.leave_out(client, FederatedError(f"node {node}: {why}"))
+
+    def _common(self) -> tuple[Facts, Tensors]:
+        """Returns what every client starts from."""
+        state = self.state
+        tensors = {"weights": state.weights, **{f"buffer.{name}": b for name, b in state.buffers.values.items()}}
+        facts: Facts = {"optimizer": planted(state.optimizer.state_dict(), tensors, "optimizer"), "states": self.said}
+        return facts | {"epochs": state.epochs, "steps": state.steps_before_round}, tensors | self.states
+
+    def _orders(self, own: list[Client]) -> Facts:
+        """Says which clients a node trains, and from which of its records of each the run goes on."""
+        every = getattr(self.trainer.checkpoint_callback, "every_n_rounds", 1)
+        rounds, since = list[int](), torch.zeros(1, dtype=torch.float64)
+        for client in own:
+            self.state.client_states.recall("fleet", client.id, since)
+            rounds.append(int(since))
+        saved = max(0, (self.state.round - 1) // every * every)  # a server that is resumed goes back no further
+        return {"clients": [client.id for client in own], "since": rounds, "saved": saved}
+
+    def train(self, clients: tuple[Client, ...]) -> Iterator[FinishedClient]:
+        facts, tensors = self._common()
+        cohort, start = self.parts.cohort, self.start_gradients
+        facts |= {"cohort": [[c.id, c.num_samples, c.steps, c.lr_factor] for c in cohort.clients]}
+        facts |= {"skipped": list(cohort.skipped), "exchange": None}
+        if start.exchanged:
+            facts["exchange"], tensors["mean"] = [client.id for client in start.clients], start.mean
+        shares = self._shares(clients)
+        replies = self._ask("train", {node: facts | self._orders(own) for node, own in shares.items()}, tensors)
+        taken = [one for node, own in shares.items() for one in self._take(node, own, replies[node])]
+        unlike = unlike_most(taken)
+        for one in sorted(taken, key=lambda one: one.finished.update.client.id):
+            client = one.finished.update.client
+            if client.id in unlike:
+                why = f"client {client.id} sends {unlike[client.id]!r} of another shape than most"
+                self._leave_out(self.census.homes[client.id], [client], why)
+                continue
+            for series in one.finished.logged:
+                self.recorder.merge(series)
+            self.state.optimizer_steps = one.optimizer_steps
+            if one.keeps:
+                self.state.client_states.store("fleet", client.id, torch.tensor([float(client.round)]).double())
+            yield one.finished
+        self.state.optimizer_steps = 0
+
+    def _take(self, node: str, own: list[Client], reply: _Reply) -> list[Replied]:
+        """Returns what a node's clients send; leaves out all of them if anything is wrong with it."""
+        try:
+            if isinstance(reply, FederatedError):
+                raise reply
+            facts, tensors = reply
+            found, left_out = self.reader.read(own, facts, tensors)
+            samples, gradients = (max(0, int(facts[name])) for name in ("samples", "gradients"))
+        except Exception as error:  # whatever is sent by a node that is broken, of another version or hostile
+            self._leave_out(node, own, error if isinstance(error, FederatedError) else repr(error))
+            return []
+        self.parts.counts.samples += samples
+        self.parts.counts.gradients += gradients
+        for client in own:
+            if client.id in left_out and left_out[client.id] is None:  # it has diverged there
+                self.divergence.leave_out(client)
+            elif client.id in left_out:
+                self._leave_out(node, [client], str(left_out[client.id])[:300])
+        return found
+
+    def take_at_start(self, clients: Sequence[Client], out: Tensor | None, held_out: bool, losses: Tensor) -> Tensor:
+        """Fills gradients at w of clients, shape (n, d), and their losses, shape (n,), with what nodes compute.
+
+        Those of a client whose node does not send them stay NaN, and the client is left out.
+        """
+        facts, tensors = self._common()
+        shares, place = self._shares(clients), {client.id: at for at, client in enumerate(clients)}
+        facts |= {"rows": out is not None, "held_out": held_out}
+        replies = self._ask("gradients", {node: facts | self._orders(own) for node, own in shares.items()}, tensors)
+        for filled in [losses] if out is None else [losses, out]:
+            filled.fill_(torch.nan)
+        for node, own in shares.items():
+            at = torch.tensor([place[client.id] for client in own], device=losses.device)
+            try:
+                reply = replies[node]
+                if isinstance(reply, FederatedError):
+                    raise reply
+                losses.index_copy_(0, at, reply[1]["losses"].to(losses))
+                if out is not None:
+                    out.index_copy_(0, at, reply[1]["rows"].to(out))
+            except Exception as error:  # as in `_take`
+                self._leave_out(node, own, error if isinstance(error, FederatedError) else repr(error))
+        return losses
+
+
+class _AtNodes(FullGradient):
+    """Gradients and losses at w over the data of clients at nodes, which count as what they cost ever."""
+
+    def __init__(self, remote: RemoteTrainer, here: FullGradient) -> None:
+        vars(self).update(vars(here))
+        self.remote = remote
+
+    def compute_at_start(self, clients: tuple[Client, ...], out: Tensor | None) -> Tensor:
+        losses = torch.empty(len(clients), dtype=self.wide, device=self.state.weights.device)
+        return self.remote.take_at_start(clients, out, self.held_out is not None, losses)

@@ -1,0 +1,136 @@
+"""The data of a node: its own clients, under the numbers that they have in the fleet."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+
+from lightning_fed.data.batch_sources import BatchSource, WrappedSource
+from lightning_fed.data.split import Split
+from lightning_fed.errors import expect, expect_count
+
+__all__ = ["NodeData", "NumberedSource"]
+
+
+class NumberedSource(WrappedSource):
+    """Another source whose clients have other numbers here.
+
+    Attributes:
+        own_sizes: Samples of its own clients, shape (N,), 0 of all others.
+
+    Args:
+        source: The other source.
+        places: The number there of each client that it has.
+        sizes: Samples of all clients, shape (N,); those of its own are put in.
+    """
+
+    renumbers = True
+
+    def __init__(self, source: BatchSource, places: Mapping[int, int], sizes: Sequence[int]) -> None:
+        super().__init__(source)
+        self.places, self.sizes = places, np.array(sizes, dtype=np.int64)
+        self.own_sizes = np.zeros_like(self.sizes)
+        self.own_sizes[list(places)] = self.sizes[list(places)] = np.asarray(source.sizes)[list(places.values())]
+
+    @property
+    def unaugmented(self) -> BatchSource:
+        """The same without augmentation."""
+        return NumberedSource(getattr(self.inner, "unaugmented", self.inner), self.places, self.sizes.tolist())
+
+    def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
+        return self.read(self.places[client], order, seed, batch_size)
+
+    def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
+        return super().plan(self.places[client], order, seed)
+
+    def gather(self, *rows: Tensor) -> Any:
+        """Gathers samples of several clients, by what ``plan`` returned."""
+        inner: Any = self.inner
+        return inner.gather(*rows)
+
+
+class NodeData(LightningDataModule):
+    """Wraps a data module whose client k is client ``clients[k]`` of the fleet, or one that has more than these.
+
+    Attributes:
+        num_classes: The classes that any client of the fleet has; None if labels are not known.
+    """
+
+    num_classes: int | None = None
+
+    def __init__(self, source: Any, clients: Sequence[int]) -> None:
+        super().__init__()
+        expect(clients and len({*clients}) == len(clients), f"Expected the node's clients, each once, got {clients!r}.")
+        self.source, self.clients = source, sorted(expect_count("clients", int(each), 0) for each in clients)
+        self._given, nobody = list(clients), [0] * (max(self.clients) + 1)
+        self._sizes = {"train": nobody, "held_out": nobody}  # of all clients of the fleet, once the server tells them
+
+    def take_in(self, sizes: list[int], held_out: list[int], num_classes: int | None) -> None:
+        """Takes over what the server knows of all clients of the fleet: their samples, shape (N,), and C."""
+        self._sizes, self.num_classes = {"train": sizes, "held_out": held_out}, num_classes
+
+    def __getattr__(self, name: str) -> Any:
+        """Looks up what models and callbacks ask for in the data module."""
+        if name.startswith("_") or "source" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.source, name)
+
+    def prepare_data(self) -> None:
+        self.source.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        self.source.trainer = self.trainer
+        self.source.setup(stage)
+
+    def _places(self, sizes: Any) -> dict[int, int]:
+        """Returns the number that each client has in the data module."""
+        own, given = len(sizes), self._given
+        expect(
+            own == len(given) or max(given) < own,
+            f"Expected data of the {len(given)} clients {given[:5]} of this node, or of more, got {own}: change "
+            "`clients` or `--data.num_clients`.",
+        )
+        return dict(zip(given, range(own) if own == len(given) else given, strict=True))
+
+    def train_source(self) -> BatchSource:
+        """Returns the source of the clients' batches, under their numbers in the fleet."""
+        source = self.source.train_source()
+        return NumberedSource(source, self._places(source.sizes), self._sizes["train"])
+
+    def held_out_source(self, part: Literal["val", "test"]) -> BatchSource:
+        """Returns the same of samples that the data hold out."""
+        source = self.source.held_out_source(part)
+        return NumberedSource(source, self._places(source.sizes), self._sizes["held_out"])
+
+    @property
+    def labels(self) -> Any:
+        """The class of each sample of the data module; None if they are not known."""
+        return getattr(self.source, "labels", None)
+
+    @property
+    def split(self) -> Split:
+        """The samples of each client of the fleet, shape (N,); none of those elsewhere."""
+        own = self.source.split
+        places, nothing = self._places(own.sizes), np.empty(0, dtype=np.int64)
+        rows = {client: own.index[own.offsets[at] : own.offsets[at + 1]] for client, at in places.items()}
+        return Split.of([rows.get(client, nothing) for client in range(len(self._sizes["train"]))])
+
+    def class_counts(self) -> Tensor | None:
+        """Counts the samples of this node's clients and classes, shape (k, C); None if labels are not known."""
+        labels, classes = self.labels, getattr(self.source, "num_classes", None)
+        if labels is None or classes is None:
+            return None
+        counts: Any = self.split.class_counts(labels, classes)[self.clients]
+        return torch.from_numpy(counts.astype(np.int32))
+
+    def val_dataloader(self) -> list[Any]:
+        return []
+
+    def teardown(self, stage: str) -> None:
+        self.source.teardown(stage)
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.source.on_exception(exception)
