@@ -315,3 +315,20 @@ def test_how_far_gma_is_on_the_convex_case() -> None:
     assert "after 1,000 rounds where FedAvg was after 700, in both splits" in page
     assert "after 10,000 it is where FedAvg was after 4,800 (IID) and 3,400 (two shards)" in page
     assert f"is {gaps[0]:.2f} points behind after 2,000 rounds and {gaps[1]:.2f} after 10,000" in page
+
+
+def test_what_the_mask_does_from_fedavgs_model() -> None:
+    page = " ".join((RESULTS / "gma/convex.md").read_text().split())
+    fedavg, gma = (
+        curves("gma/convex_switched", {"aggregation": rule}, "per_client/loss_weighted") for rule in ("AVG", "GMA")
+    )
+    pairs = [
+        ([one[800] - one[400] for one in gma], "it changes by {} ({} to {}) in 400 rounds"),
+        ([one[400] - one[800] for one in fedavg], "under FedAvg it falls by {} ({} to {})"),
+        ([a[800] - b[800] for a, b in zip(gma, fedavg, strict=True)], "GMA less FedAvg is {} ({} to {})"),
+    ]
+    for differences, sentence in pairs:
+        mean, edge = interval_of(differences)
+        match = re.search(re.escape(sentence).replace(r"\{\}", f"({NUMBER})"), page)
+        assert match
+        assert is_rounded(match.groups(), [repr(one) for one in (mean, mean - edge, mean + edge)], 1), sentence
