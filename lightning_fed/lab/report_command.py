@@ -25,8 +25,6 @@ __all__ = ["as_study", "at_budget", "choose_metric", "derived_columns", "main", 
 _METHOD = "method"
 _OF_STUDIES = {"profile": "--profile", "source": "--from"}
 _OF_RUNS = {name: f"--{name}" for name in ("metric", "x", "budget", "target", "goal", "baseline")}
-# The costs of a target, besides x, that are shown if every run measured them.
-_COSTS = ("round", "comm/bytes", "gradients", "time")
 
 
 def main(argv: list[str]) -> int:
@@ -146,7 +144,7 @@ def derived_columns(
         values = [value for method in methods for run in method.runs for value in run.columns[metric].values()]
         low, high = (0, 1) if summary.is_share(metric, values) else (-math.inf, math.inf)
         expect_number("--target", target, least=low, most=high)
-        costs = [x, *(cost for cost in _COSTS if cost != x and summary.is_measured(methods, cost))]
+        costs = [x, *(cost for cost in summary.TO_REACH if cost != x and summary.is_measured(methods, cost))]
         reach = partial(to_target, metric=metric, target=target, goal=goal_of(metric, goal, "--goal"))
         columns |= {f"{cost}{TO_TARGET}{target:g}": partial(reach, x=cost) for cost in costs}
     return columns

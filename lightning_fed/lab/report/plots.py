@@ -15,7 +15,7 @@ from lightning_fed.core.files import png
 from lightning_fed.errors import import_extra
 from lightning_fed.lab.common import no_mathematics
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.summary import counted, is_share, spent
+from lightning_fed.lab.report.summary import axis_label, counted, is_share, spent
 from lightning_fed.runs.statistics import known_goal
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["AXES", "COLOURS", "KINDS", "curve", "curves_html", "limits", "panels_figure", "picture", "tuning_html"]
+__all__ = ["COLOURS", "KINDS", "curve", "curves_html", "limits", "panels_figure", "picture", "tuning_html"]
 
 # The colours of Okabe and Ito, "Color universal design" (2008), for readers with any colour vision. Their yellow is
 # left out, as it is too pale for a line on white. From the eighth method on the line style changes.
@@ -36,19 +36,6 @@ KINDS = ("png", "pdf", "svg")
 _PAPER, _NARROW = 8, 1.6  # points of a letter, and inches of a panel, in a picture for a paper
 _CLEAR = "rgba(0,0,0,0)"
 _ABOVE = {"y": 1.01, "yanchor": "bottom", "pad": {"b": 4}}  # a menu just above the curves, however high they are
-AXES = {
-    "round": ("round", None),
-    "time": ("training time", "s"),
-    "samples": ("training samples seen", ""),
-    "gradients": ("gradient evaluations, samples", ""),
-    "comm/rounds": ("communication rounds", None),
-    "comm/bytes": ("sent both ways", "B"),
-    "comm/bytes_up": ("sent by the clients", "B"),
-    "comm/bytes_down": ("sent to the clients", "B"),
-    "simulated/time": ("simulated time", "s"),
-}
-"""For each x-axis its label and the unit that gets SI prefixes; None for plain numbers."""
-
 Vector: TypeAlias = NDArray[np.float64]
 Curve: TypeAlias = tuple[Vector, Vector, Vector | None]
 Panels: TypeAlias = Mapping[tuple[str, str], Mapping[int, Method]]  # by title and metric, the numbered methods
@@ -189,7 +176,7 @@ def label_of(method: Method) -> str:
 def _label(axes: Axes, x: str) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    label, unit = AXES.get(x, (x, None))
+    label, unit = axis_label(x)
     axes.set_xlabel(no_mathematics(label))
     if unit is not None:
         axes.xaxis.set_major_formatter(EngFormatter(unit=unit))
@@ -326,7 +313,7 @@ def _band_menu(bands: Sequence[bool]) -> list[dict[str, Any]]:
 
 
 def _title(x: str) -> str:
-    label, unit = AXES.get(x, (x, None))
+    label, unit = axis_label(x)
     return _plain(label) + (f", {unit}" if unit else "")
 
 

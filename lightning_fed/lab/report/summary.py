@@ -6,21 +6,49 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import stdev
+from typing import NamedTuple
 
 from lightning_fed.errors import expect
 from lightning_fed.lab.report.load import MeasuredRun, Method
 from lightning_fed.runs.statistics import mean_of, missing_rounds, words_of
 
 __all__ = [
-    "PREFERRED", "Summary", "X_SUMS", "columns_of", "counted", "is_measured", "is_share", "notes_on_ends",
-    "notes_on_window", "over_seeds", "spent", "summarize", "summarize_found",
+    "COSTS", "PREFERRED", "TO_REACH", "Cost", "Summary", "axis_label", "columns_of", "counted", "is_measured",
+    "is_share", "notes_on_ends", "notes_on_window", "over_seeds", "spent", "summarize", "summarize_found",
 ]  # fmt: skip
 
 PREFERRED = ("test/acc", "val/acc", "test/loss", "val/loss", "train/loss")
 """Metrics by default: the first one that all runs have is reported."""
 
-# Costs that are no column themselves, with the columns whose sum they are.
-X_SUMS = {"comm/bytes": ("comm/bytes_down", "comm/bytes_up"), "time": ("time/round",)}
+
+class Cost(NamedTuple):
+    """What a run spends, as an x-axis.
+
+    Attributes:
+        label: Its label.
+        unit: The unit that gets SI prefixes; None for plain numbers.
+        columns: The columns of metrics.csv whose sum it is, if it is no column itself.
+    """
+
+    label: str
+    unit: str | None = None
+    columns: tuple[str, ...] = ()
+
+
+COSTS = {
+    "round": Cost("round"),
+    "time": Cost("training time", "s", ("time/round",)),
+    "samples": Cost("training samples seen", ""),
+    "gradients": Cost("gradient evaluations, samples", ""),
+    "comm/rounds": Cost("communication rounds"),
+    "comm/bytes": Cost("sent both ways", "B", ("comm/bytes_down", "comm/bytes_up")),
+    "comm/bytes_up": Cost("sent by the clients", "B"),
+    "comm/bytes_down": Cost("sent to the clients", "B"),
+    "simulated/time": Cost("simulated time", "s"),
+}
+"""Every cost that a report knows; a column of another name can be an x-axis too."""
+TO_REACH = ("round", "comm/bytes", "gradients", "time")
+"""Those that reports say reaching a target took."""
 
 _SHARES = ("acc", "accs", "accuracy", "accuracies")
 
@@ -112,7 +140,12 @@ def spent(run: MeasuredRun, x: str, rounds: Sequence[int]) -> list[float]:
 
 def columns_of(x: str) -> tuple[str, ...]:
     """Returns the columns of metrics.csv whose sum a cost is."""
-    return () if x == "round" else X_SUMS.get(x, (x,))
+    return () if x == "round" else (x in COSTS and COSTS[x].columns) or (x,)
+
+
+def axis_label(x: str) -> tuple[str, str | None]:
+    """Returns the label of an x-axis, and the unit that gets SI prefixes."""
+    return (COSTS[x].label, COSTS[x].unit) if x in COSTS else (x, None)
 
 
 def is_measured(methods: Sequence[Method], x: str) -> bool:

@@ -11,7 +11,7 @@ from lightning_fed.errors import expect
 from lightning_fed.lab.common import are, expect_known, one_line
 from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.lab.report.plots import KINDS
-from lightning_fed.lab.report.summary import X_SUMS, columns_of, counted
+from lightning_fed.lab.report.summary import COSTS, columns_of, counted
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.record import RECORD, measured_run
@@ -160,7 +160,11 @@ def collect(study: Study, profile: str, root: Path) -> tuple[StudyResults, list[
     ):
         if runs and not there:
             found = (one for cell in tuned if (one := measured_run(root, cell)))
-            columns = {"round", *X_SUMS, *(name for one in found for name in one.columns)}
+            columns = {
+                "round",
+                *(name for name in COSTS if COSTS[name].columns),
+                *(name for one in found for name in one.columns),
+            }
             expect_known(f"report.{key}", [wanted], sorted(columns - {wanted}), "a column that was measured")
     return StudyResults(study.name, profile, tuple(runs.values()), in_order(study, trials)), [*missing, *undecided]
 

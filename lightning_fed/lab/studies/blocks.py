@@ -14,6 +14,7 @@ from lightning_fed.lab.studies import formats
 from lightning_fed.lab.studies.comparison import chance, pairs_needed, visible_gain
 from lightning_fed.lab.studies.formats import Block, without_constants
 from lightning_fed.lab.studies.grid import at_edge, edges_of
+from lightning_fed.lab.studies.page import panels_of, study_page
 from lightning_fed.lab.studies.results import BESIDE, StudyResults, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell
@@ -58,9 +59,9 @@ def drawn(
     """Writes a study in one format: ``md``, ``csv``, ``tex``, ``html``, or as a picture of a ``width`` in inches."""
     text, x = heading(study, results), study.report.x
     if kind in KINDS:
-        return picture(formats.panels_of(table), x, kind, width)
+        return picture(panels_of(table), x, kind, width)
     if kind == "html":
-        return formats.study_page(text, blocks, table, x, tuning_charts(study, results.trials)).encode()
+        return study_page(text, blocks, table, x, tuning_charts(study, results.trials)).encode()
     if kind == "csv":
         return csv_text(table_lines(study, table), end="\n").encode()
     if kind == "tex":

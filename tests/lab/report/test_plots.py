@@ -8,8 +8,8 @@ from matplotlib.colors import to_hex
 from lightning_fed.core.logged_values import TOTALS
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.plots import AXES, curve, limits, panels_figure
-from lightning_fed.lab.report.summary import X_SUMS
+from lightning_fed.lab.report.plots import curve, limits, panels_figure
+from lightning_fed.lab.report.summary import COSTS
 from tests.lab.report.parts import method
 
 
@@ -71,7 +71,7 @@ def test_every_total_is_an_axis_of_its_own(x: str, label: str, ticks: list[str])
 
 
 def test_every_total_of_a_run_has_a_label() -> None:
-    assert {*TOTALS, *X_SUMS} <= set(AXES)
+    assert {*TOTALS} <= set(COSTS)
 
 
 def test_picture_has_a_line_and_a_visible_band_for_each_method() -> None:
