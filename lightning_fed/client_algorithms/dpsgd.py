@@ -37,7 +37,7 @@ class PoissonBatches(WrappedSource):
         super().__init__(source)
         expect(
             accepts(source.batches, "batch_size", 4),
-            f"Expected `batches` of {type(source).__name__} to take `batch_size` for DPSGD, which fills batches: add it.",
+            f"Expected `batches` of {type(source).__name__} to take `batch_size` for DPSGD, which fills them: add it.",
         )
         self.reads_are_seeded, self.plain, self._most = True, source, most
         self.unaugmented = getattr(source, "unaugmented", source)
