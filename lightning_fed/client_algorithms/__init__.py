@@ -14,7 +14,7 @@ from lightning_fed.client_algorithms.losses import (
     FedRS,
     LogitAdjustment,
     LossAlgorithm,
-)
+)  # fmt: skip
 from lightning_fed.client_algorithms.mime import MimeLite
 from lightning_fed.client_algorithms.personal import (
     APFL,
@@ -27,41 +27,15 @@ from lightning_fed.client_algorithms.personal import (
     PerFedAvg,
     PersonalParameters,
     PFedMe,
-)
+)  # fmt: skip
 from lightning_fed.client_algorithms.sam import FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 from lightning_fed.client_algorithms.stale import Stale
 
 __all__ = [
-    "APFL",
-    "DPSGD",
-    "MOON",
-    "SCAFFOLD",
-    "ClientAlgorithm",
-    "Ditto",
-    "FedBN",
-    "FedCM",
-    "FedDyn",
-    "FedGA",
-    "FedIIR",
-    "FedLC",
-    "FedNTD",
-    "FedPer",
-    "FedProx",
-    "FedRS",
-    "FedSAM",
-    "FedRep",
-    "GradAlign",
-    "LGFedAvg",
-    "LinearScaling",
-    "LocalOnly",
-    "LogitAdjustment",
-    "LossAlgorithm",
-    "MimeLite",
-    "PFedMe",
-    "PerFedAvg",
-    "PersonalParameters",
-    "Stale",
+    "APFL", "DPSGD", "MOON", "SCAFFOLD", "ClientAlgorithm", "Ditto", "FedBN", "FedCM", "FedDyn", "FedGA", "FedIIR",
+    "FedLC", "FedNTD", "FedPer", "FedProx", "FedRS", "FedSAM", "FedRep", "GradAlign", "LGFedAvg", "LinearScaling",
+    "LocalOnly", "LogitAdjustment", "LossAlgorithm", "MimeLite", "PFedMe", "PerFedAvg", "PersonalParameters", "Stale",
     "StatelessSCAFFOLD",
-]
+]  # fmt: skip

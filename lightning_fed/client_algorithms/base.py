@@ -8,7 +8,6 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Client
-from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["ClientAlgorithm"]
@@ -87,10 +86,6 @@ class ClientAlgorithm(FederatedCallback):
                 f"that it uses, got {type(optimizer).__name__} with one: leave line_search_fn out of "
                 "`--model.optimizer`."
             )
-
-    def batches_of(self, source: BatchSource) -> BatchSource:
-        """Returns where clients get their batches from: what the data give, unless the algorithm draws others."""
-        return source
 
     def combine(self, trainer: TrainerLike, client: Client, batch_idx: int, gradients: Tensor, out: Tensor) -> None:
         """Makes a step's gradient ``out``, shape (d + p,), of those of a batch's samples, shape (b, d + p)."""

@@ -18,10 +18,9 @@ from lightning_fed.client_algorithms.losses import LossAlgorithm
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.core.updates import Client, Cohort, Need
-from lightning_fed.core.user_code import overrides
+from lightning_fed.core.user_code import accepts, overrides
 from lightning_fed.data.batch_sources import BatchSource, WrappedSource
 from lightning_fed.errors import expect, expect_count
-from lightning_fed.functional.geometry import wide_dtype
 from lightning_fed.functional.privacy import samples_epsilon, samples_noise
 
 __all__ = ["DPSGD"]
@@ -36,6 +35,10 @@ class PoissonBatches(WrappedSource):
 
     def __init__(self, source: BatchSource, most: int) -> None:
         super().__init__(source)
+        expect(
+            accepts(source.batches, "batch_size", 4),
+            f"Expected `batches` of {type(source).__name__} to take `batch_size` for DPSGD, which fills them: add it.",
+        )
         self.reads_are_seeded, self.plain, self._most = True, source, most
         self.unaugmented = getattr(source, "unaugmented", source)
         self.counts: dict[int, list[int]] = {}
@@ -63,9 +66,9 @@ class DPSGD(Accounted, ClientAlgorithm):
 
     Args:
         clip: C, above 0.
-        delta: δ of each client, below one over its samples.
         noise: z, above 0; or give ``epsilon``.
         epsilon: ε of a client that trains in all ``--trainer.max_rounds`` rounds, for which z is found.
+        delta: δ of each client, below one over its samples.
         max_batch: M, at least B; None for B + 5 √B.
     """
 
@@ -73,13 +76,14 @@ class DPSGD(Accounted, ClientAlgorithm):
     adds_to_gradient = False
 
     def __init__(
-        self, clip: float, delta: float, noise: float | None = None, epsilon: float | None = None,
+        self, clip: float, noise: float | None = None, epsilon: float | None = None, delta: float = 1e-5,
         max_batch: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(clip, delta, noise, epsilon)
         self.max_batch = expect_count("max_batch", max_batch, of="DPSGD", optional=True)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Lets clients draw their batches, finds the noise, and says what all rounds will cost."""
         if stage != "fit":
             return
         options, sizes, batch = trainer.options, trainer.client_sizes.tolist(), trainer.batch_size
@@ -88,11 +92,12 @@ class DPSGD(Accounted, ClientAlgorithm):
         steps = {n: options.local_steps or (options.epochs or 0) * -(-n // batch) for n in sizes if n}
         plan = {(n, options.max_rounds * count) for n, count in steps.items()}
         self.bound, self.taken, self.share = self.clip, torch.zeros(len(sizes), dtype=torch.int64), [batch, most]
+        self.source = trainer.train_state.source = PoissonBatches(trainer.source, most)
         self.z = self.noise or samples_noise(plan, self.epsilon or 1.0, batch, most, self.delta)
         spent = self._largest(plan)
         self.about = (
             f"noise {self.z:.6g} from the seed of the run, {batch} samples in a batch on average, {most} at most; "
-            f"epsilon up to {spent:.4g} after {options.max_rounds} rounds at delta {self.delta:g}, by the accountant pld"
+            f"epsilon up to {spent:.4g} after {options.max_rounds} rounds at delta {self.delta:g}, by accountant pld"
         )
         rank_zero_info(f"DPSGD: {self.about}.")
 
@@ -115,16 +120,12 @@ class DPSGD(Accounted, ClientAlgorithm):
         ):
             expect(holds, f"Expected {wanted} with DPSGD, as {why}.")
 
-    def batches_of(self, source: BatchSource) -> BatchSource:
-        self.source = PoissonBatches(source, self.share[1])
-        return self.source
-
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         self._steps = Counter[int]()
 
     def combine(self, trainer: TrainerLike, client: Client, batch_idx: int, gradients: Tensor, out: Tensor) -> None:
         rows, drawn = gradients[: self.source.counts[client.id][batch_idx]], self.scratch("noise", out)
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=wide_dtype(rows))
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
         torch.mv(rows.T, (self.clip / norms).clamp(max=1.0).to(rows.dtype), out=out)
         seed = seed_for(trainer.seed, Purpose.NOISE, client.round, client.id, index=self._steps[client.id])
         drawn.normal_(generator=torch.Generator(out.device).manual_seed(seed))

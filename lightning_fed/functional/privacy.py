@@ -45,18 +45,18 @@ def gaussian_noise(epsilon: float, share: float, rounds: int, delta: float) -> f
 def samples_epsilon(
     trained: Collection[tuple[int, int]], noise: float, batch: int, most: int, delta: float, grid: float = 1e-4
 ) -> float:
-    """Returns the largest ε of clients after DP-SGD on Poisson batches, one sample of a client more or less.
+    """Returns the largest ε of clients after DP-SGD, one sample of a client more or less.
 
     By privacy loss distributions on a grid, which bounds ε from above; a coarse one says whose ε to compute. They know
-    of batches that are cut to a size (Ganesh et al., 2025, arXiv:2508.15089).
+    of Poisson batches that are cut to a size (Ganesh et al., 2025, arXiv:2508.15089).
 
     Args:
         trained: Samples n of each client and the steps that it took.
-        noise: z, the standard deviation of the noise in units of the clip. Below 0.3 no sampling is counted (``rdp``).
+        noise: z, in units of the clip; below 0.3 no sampling is counted (``rdp``).
         batch: B; a sample is in a batch with probability min(1, B / n).
         most: M, the most samples of a batch.
         delta: δ in (0, 1).
-        grid: Distance of privacy losses.
+        grid: Distance of neighbouring privacy losses.
     """
     bounds = {each: _client_epsilon(*each, noise, batch, most, delta, 1e-2) for each in trained}
     largest = 0.0
@@ -67,9 +67,9 @@ def samples_epsilon(
 
 
 def samples_noise(trained: Collection[tuple[int, int]], epsilon: float, batch: int, most: int, delta: float) -> float:
-    """Returns a z of at least 0.3, the least to 0.1 %, whose ``samples_epsilon`` is at most ``epsilon``."""
-    low, high = 0.3, 1000.0
-    while high / low > 1.001:
+    """Returns a z of at least 0.5, the least to 1 %, whose ``samples_epsilon`` is at most ``epsilon``."""
+    low, high = 0.5, 1000.0
+    while high / low > 1.01:
         middle = (low * high) ** 0.5
         spent = samples_epsilon(trained, middle, batch, most, delta, 1e-3)
         low, high = (middle, high) if spent > epsilon else (low, middle)

@@ -247,7 +247,6 @@ def _set_up_training(
     for callback in trainer.callbacks:
         if isinstance(callback, ClientAlgorithm):
             callback.check(trainer)
-            trainer.train_state.source = callback.batches_of(trainer.source)
     expect_covered(trainer)
     if checkpoint is not None:
         restore_state(trainer, checkpoint, source)

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning_fed.client_algorithms import (
     APFL,
+    DPSGD,
     MOON,
     SCAFFOLD,
     ClientAlgorithm,
@@ -36,7 +37,7 @@ from lightning_fed.client_algorithms import (
 )
 from lightning_fed.sampling import Arrivals
 
-__all__ = ["ALONE", "BESIDE", "CLIENTS", "CLIENT_LIMITS", "LATE", "TOGETHER", "UNSENT", "Local"]
+__all__ = ["ALONE", "BESIDE", "CLIENTS", "CLIENT_LIMITS", "LATE", "PRIVATE", "TOGETHER", "UNSENT", "Local"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ BESIDE = {"Ditto": Local(lambda: [Ditto(0.5)]), "APFL": Local(lambda: [APFL(0.5)
 UNSENT = {"LocalOnly": Local(lambda: [LocalOnly()], rule="FedAvg", given={"buffers": "local"})}
 # All five arrive in every round, so nobody is late: its own tests let them be, in both engines and other cohorts.
 LATE = {"Stale": Local(lambda: [Stale()], given={"buffers": "keep", "sampler": Arrivals(5, 1.0)})}
+# It refuses the BatchNorm of the suite's model, and most others: its own tests have both engines and other algorithms.
+PRIVATE = {"DPSGD": Local(lambda: [DPSGD(1.0, noise=1.0)])}
 TOGETHER = {
     "FedGA on FedProx": Local(lambda: [FedProx(2.0), FedGA(0.5)], ("FedProx", "FedGA")),
     "FedGA on SCAFFOLD": Local(lambda: [SCAFFOLD(), FedGA(0.5)], ("SCAFFOLD", "FedGA")),

@@ -19,7 +19,7 @@ from lightning_fed.client_algorithms import (
     StatelessSCAFFOLD,
 )
 from lightning_fed.errors import FederatedError
-from tests.composition.client_parts import ALONE, BESIDE, CLIENT_LIMITS, CLIENTS, LATE, TOGETHER, UNSENT, Local
+from tests.composition.client_parts import ALONE, BESIDE, CLIENT_LIMITS, CLIENTS, LATE, PRIVATE, TOGETHER, UNSENT, Local
 from tests.composition.composition_parts import (
     MASKED,
     MASKS,
@@ -96,8 +96,9 @@ def fit(*callbacks: Any, net: Net | None = None, batch_size: int = 1000, **optio
 
 def test_every_client_algorithm_of_the_package_is_in_the_suite() -> None:
     kinds = {kind for kind in leaves(ClientAlgorithm) if not kind.__name__.startswith("_")} - {LossAlgorithm}
-    apart = {type(local.make()[0]) for local in (*BESIDE.values(), *UNSENT.values(), *LATE.values())}
-    alone = [local.make() for local in (*ALONE.values(), *BESIDE.values(), *UNSENT.values(), *LATE.values())]
+    others = (*BESIDE.values(), *UNSENT.values(), *LATE.values(), *PRIVATE.values())
+    apart = {type(local.make()[0]) for local in others}
+    alone = [local.make() for local in (*ALONE.values(), *others)]
     assert all(len(made) == 1 for made in alone)
     assert {type(made[0]) for made in alone} == kinds, "say in ALONE how the client algorithm is made"
     assert all(kind.__name__ in client_algorithms.__all__ for kind in kinds)

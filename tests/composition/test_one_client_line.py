@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_fed.cli import FederatedCLI, main
-from tests.composition.client_parts import ALONE, BESIDE, LATE, UNSENT
+from tests.composition.client_parts import ALONE, BESIDE, LATE, PRIVATE, UNSENT
 from tests.parts import quick_first
 
 pytestmark = pytest.mark.slow
@@ -33,6 +33,7 @@ LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=APFL", "--client.adaptive=true"), ["APFL"], {"adaptive": True, "alpha": 0.5}),
     (("--client=LocalOnly",), ["LocalOnly"], {}),
     (("--client=Stale", "--trainer.participation.sampler=Arrivals"), ["Stale"], {"exponent": 0.5}),
+    (("--client=DPSGD", "--client.clip=1", "--client.noise=1"), ["DPSGD"], {"clip": 1.0, "delta": 1e-5}),
     (("--client=FedDyn", "--aggregator=FedDynServer", "--aggregator.alpha=0.3"), ["FedDyn"], {"pull": 0.3}),
     (("--client=FedLC", "--client.tau=0.5"), ["FedLC"], {"tau": 0.5, "absent": 0.0}),
     (("--client=LogitAdjustment", "--client.absent=0.5"), ["LogitAdjustment"], {"tau": 1.0, "absent": 0.5}),
@@ -59,7 +60,9 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_client_algorithm_has_a_line() -> None:
     named = {name for _, names, _ in LINES for name in names}
-    assert named == {type(local.make()[0]).__name__ for local in {**ALONE, **BESIDE, **UNSENT, **LATE}.values()}
+    assert named == {
+        type(local.make()[0]).__name__ for local in {**ALONE, **BESIDE, **UNSENT, **LATE, **PRIVATE}.values()
+    }
 
 
 @pytest.mark.parametrize(("words", "names", "arguments"), quick_first(4, LINES))
@@ -72,7 +75,7 @@ def test_trains_a_round(words: tuple[str, ...], names: list[str], arguments: dic
     assert trainer.label == "+".join([type(trainer.aggregator).__name__, *names])
     assert trainer.name == trainer.label.lower()
     assert trainer.round == 1
-    assert trainer.callback_metrics["train/loss"] > 0
+    assert trainer.callback_metrics["privacy/sample_epsilon" if names == ["DPSGD"] else "train/loss"] > 0
 
 
 REFUSED = [

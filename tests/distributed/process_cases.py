@@ -29,6 +29,7 @@ from lightning_fed.callbacks.diagnostics import (
 )
 from lightning_fed.client_algorithms import (
     APFL,
+    DPSGD,
     SCAFFOLD,
     ClientAlgorithm,
     Ditto,
@@ -70,6 +71,14 @@ class Shifted(Net):
     def __init__(self) -> None:
         super().__init__()
         self.layers[0] = nn.Linear(5, 6, bias=False)
+
+
+class Plain(Net):
+    """Without BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
 def start(kind: type[Net] = Shifted, seed: int = 7) -> Net:
@@ -663,6 +672,12 @@ CASES: dict[str, Case] = {
     "central privacy": private,
     "central privacy, secret": partial(private, secret=True),
     "local privacy": lambda devices, _: fit(devices, evenly(), LocalDP(0.05, 1e-5, 0.5), clients_per_round=4),
+    **{
+        f"private samples | {engine}": lambda devices, _, engine=engine: fit(
+            devices, DPSGD(0.05, 0.2), SCAFFOLD(), net=start(Plain), engine=engine, clients_per_round=4
+        )
+        for engine in ("sequential", "vectorized")
+    },
     "sums": lambda devices, _: fit(devices, Sends()),
     "updates": lambda devices, _: fit(devices, UpdateAgreement(by_layer=True), UpdateGeometry()),
     "rows": lambda devices, _: fit(devices, Rows(), GradientDissimilarity(weighting="samples", client=3)),

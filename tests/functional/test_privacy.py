@@ -7,7 +7,7 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional import privacy
-from lightning_fed.functional.privacy import gaussian_epsilon, gaussian_noise
+from lightning_fed.functional.privacy import gaussian_epsilon, gaussian_noise, samples_epsilon, samples_noise
 
 NEEDED = "pip install 'lightning_fed[privacy]'"
 
@@ -68,6 +68,43 @@ def test_noise_is_the_least_for_an_epsilon() -> None:
     assert gaussian_epsilon(1.0, 0.5, 0, 1e-5) == 0.0
     with pytest.raises(FederatedError, match="Expected `epsilon` to be one that noise can give after 10 rounds"):
         gaussian_noise(1e12, 0.5, 10, 1e-5)
+
+
+@pytest.mark.parametrize(("most", "expected"), [(72, 6.54), (25, 6.54), (20, 7.25), (12, 16.6)])
+def test_epsilon_of_samples_counts_batches_that_are_cut(most: int, expected: float) -> None:
+    """At n = 72, B = 10, z = 1 and 42 steps; uncut it is that of Poisson batches, in another way."""
+    dp = pytest.importorskip("dp_accounting", reason=NEEDED)
+    found = samples_epsilon({(72, 42)}, 1.0, 10, most, 1e-5)
+    assert round(found, 1 if most == 12 else 2) == expected
+    poisson = dp.PoissonSampledDpEvent(10 / 72, dp.GaussianDpEvent(1.0))
+    uncut = dp.pld.PLDAccountant().compose(poisson, 42).get_epsilon(1e-5)
+    assert (found == pytest.approx(uncut, abs=1e-6)) == (most == 72)
+    assert found >= uncut - 1e-6
+
+
+def test_the_largest_epsilon_of_samples_is_not_always_that_of_the_fewest_samples() -> None:
+    pytest.importorskip("dp_accounting", reason=NEEDED)
+    each = {pair: samples_epsilon({pair}, 3.0, 10, 12, 1e-5) for pair in ((12, 42), (15, 42), (72, 42), (15, 40))}
+    assert max(each, key=each.__getitem__) == (15, 42)
+    assert samples_epsilon(each, 3.0, 10, 12, 1e-5) == each[15, 42]
+    assert samples_epsilon({(12, 0)}, 3.0, 10, 12, 1e-5) == 0.0
+
+
+def test_epsilon_of_samples_without_sampling_is_that_of_the_gaussian_mechanism() -> None:
+    """n ≤ B: every sample is in every batch. Below z = 0.3 no sampling is counted, which costs more."""
+    pytest.importorskip("dp_accounting", reason=NEEDED)
+    found = samples_epsilon({(8, 10)}, 2.0, 8, 16, 1e-5)
+    assert 0.85 * gaussian_epsilon(2.0, 1.0, 10, 1e-5) < found < gaussian_epsilon(2.0, 1.0, 10, 1e-5)  # pld is tighter
+    assert samples_epsilon({(100, 10)}, 0.29, 8, 16, 1e-5) == gaussian_epsilon(0.145, 1.0, 10, 1e-5)
+
+
+def test_noise_of_samples_is_the_least_for_the_worst_client() -> None:
+    pytest.importorskip("dp_accounting", reason=NEEDED)
+    trained = {(72, 42), (40, 24)}
+    z = samples_noise(trained, 6.0, 10, 25, 1e-5)
+    assert samples_epsilon(trained, z, 10, 25, 1e-5) <= 6.0 < samples_epsilon(trained, 0.985 * z, 10, 25, 1e-5)
+    with pytest.raises(FederatedError, match="Expected `epsilon` to be one that noise can give, got 1e-30"):
+        samples_noise(trained, 1e-30, 10, 25, 1e-5)
 
 
 def test_nothing_of_what_the_package_leaves_out_is_said(capfd: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,7 @@ class SampleGradients:
             if self.tried or is_device_fault(error):
                 raise
             why = str(error) if isinstance(error, CannotStack) else first_sentence(error)
+            why = "its training changes buffers" if "single memory location" in why else why
             raise FederatedError(
                 f"Expected {type(self.step.module).__name__} to have a loss of each sample for "
                 f"{type(self.algorithm).__name__}, but {why}: use GroupNorm in place of BatchNorm, and return the mean "
