@@ -17,6 +17,7 @@ from jsonargparse._link_arguments import ActionLink
 from jsonargparse._typehints import get_all_subclass_paths, type_to_str
 
 from lightning_fed.aggregators import Aggregator
+from lightning_fed.cli.entry_points import load_shared
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.masks import Mask
@@ -74,6 +75,7 @@ class HelpAction(_HelpAction):
 
 def command_help(parser: ArgumentParser, says_all: bool) -> str:
     """Returns the help of a command: what most need, or all that is known of its options and their classes."""
+    load_shared()
     hidden = (ActionLink, _ActionHelpClassPath, *(() if says_all else (_ActionConfigLoad,)))
     left = {one.dest: one for one in parser._actions if one.help != SUPPRESS and not isinstance(one, hidden)}
     if "aggregator" in left:

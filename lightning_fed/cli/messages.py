@@ -9,6 +9,7 @@ import re
 from typing import Any, NamedTuple
 
 from lightning_fed.cli.configs_command import shipped_configs
+from lightning_fed.cli.entry_points import load_shared
 from lightning_fed.cli.suggestions import (
     class_arguments,
     classes_for,
@@ -240,6 +241,7 @@ def _wrong_class(parser: Any, kind: str, found: _Finding) -> str:
         "unknown class": ("a known class or an import path", ""),
     }.get(kind, (f"a subclass of {detail}", ""))
     if not ending:
+        load_shared()
         known = classes_for(parser, found.keys, found.class_path)
         meant = did_you_mean(name, known)
         own = [name for name, path in known.items() if not path.startswith(_LIBRARIES)]

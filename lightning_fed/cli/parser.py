@@ -19,6 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fed.cli.configs_command import with_found_configs
 from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
+from lightning_fed.cli.entry_points import shared_path
 from lightning_fed.cli.exits import debugging, exit_with
 from lightning_fed.cli.help import HelpAction, command_help
 from lightning_fed.cli.messages import explain
@@ -94,14 +95,16 @@ _resolve_name = _typehints.resolve_class_path_by_name
 
 
 def _resolve_own_first(cls: Any, name: str) -> str:
-    """Resolves a short class name; if several classes share it, the one of this package wins.
+    """Resolves a short class name; if several classes have it, the one of this package wins.
 
-    Otherwise ``MLP`` would be ambiguous as soon as torchvision is loaded, which has an ``MLP`` too.
+    Otherwise ``MLP`` would be ambiguous as soon as torchvision is loaded, which has an ``MLP`` too. A name that no
+    loaded class has may be an entry point of another package.
     """
     if not isinstance(name, str):
         raise ValueError(f"Expected a dot import path string: {name}")
     try:
-        return _resolve_name(cls, name)
+        found = _resolve_name(cls, name)
+        return found if "." in found else shared_path(found) or found
     except ValueError:
         paths = _typehints.get_all_subclass_paths(cls)
         own = [path for path in paths if path.startswith("lightning_fed.") and path.rsplit(".", 1)[1] == name]

@@ -110,7 +110,7 @@ class TrainerLike(Protocol):
     """Training samples of each client of the data, (N,)."""
     batch_size: int
     """Samples in a batch of a client."""
-    local_epochs: int | None
+    local_epochs: float | None
     """Passes of a client over its data in a round, None where steps are counted."""
     local_steps: int | None
     """Local steps of a client in a round, None where epochs are counted."""

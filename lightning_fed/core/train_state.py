@@ -101,7 +101,7 @@ class LocalOptions:
     engine: EngineName = "auto"
     chunk_size: int | None = None
     compile: bool | CompileMode = False
-    local_epochs: int | None = None
+    local_epochs: int | float | None = None
     local_steps: int | None = None
     local_schedule: Literal["restart", "continue"] = "restart"
     full_gradients: FullGradients = FullGradients()
@@ -113,7 +113,7 @@ class LocalOptions:
     participation: Any = None
 
     @property
-    def epochs(self) -> int | None:
+    def epochs(self) -> float | None:
         """Passes of a client over its data in a round, None where steps are counted."""
         return 1 if self.local_epochs is None and self.local_steps is None else self.local_epochs
 

@@ -17,7 +17,9 @@ from lightning_fed.core.updates import Client
 from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.errors import FederatedError
 
-__all__ = ["Phases", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_order"]
+__all__ = [
+    "Phases", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_order", "steps_in_epochs"
+]  # fmt: skip
 
 _CHANGE = "set `--data.drop_last true`, or change `--data.batch_size`"
 
@@ -52,7 +54,18 @@ def local_steps(source: BatchSource, options: LocalOptions, samples: Any) -> Any
     batches = -(-samples_in_epoch(source, samples) // source.batch_size)
     if options.local_steps is not None:
         return np.where(batches > 0, options.local_steps, 0)
-    return -(-batches // options.accumulate_grad_batches) * (options.epochs or 0)
+    return steps_in_epochs(options.epochs or 0, -(-batches // options.accumulate_grad_batches))
+
+
+def steps_in_epochs(epochs: float, per_epoch: Any) -> Any:
+    """Returns the steps of so many epochs, for one client or an array: rounded half up, at least one of who has any.
+
+    What is no whole epoch is the first part of one.
+    """
+    if epochs == int(epochs):
+        return int(epochs) * per_epoch
+    rounded = np.maximum(np.floor(np.asarray(per_epoch) * epochs + 0.5).astype(np.int64), 1)
+    return np.where(np.asarray(per_epoch) > 0, rounded, 0)[()]
 
 
 class Phases:

@@ -11,7 +11,13 @@ from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.core.user_code import overrides
 from lightning_fed.engines.base import ClientTrainer, FinishedClient, TrainingParts
-from lightning_fed.engines.client_batches import explained_batches, read_batches, samples_in_epoch, send_order
+from lightning_fed.engines.client_batches import (
+    explained_batches,
+    read_batches,
+    samples_in_epoch,
+    send_order,
+    steps_in_epochs,
+)
 from lightning_fed.engines.local_step import LocalStep
 from lightning_fed.engines.manual_step import ManualStep
 from lightning_fed.engines.trial import Attributes
@@ -165,14 +171,18 @@ class SequentialTrainer(ClientTrainer):
         """Yields (batch, index within the epoch, whether it is the epoch's last) over all local epochs."""
         state, size = self.state, self.state.source.batch_size
         samples = samples_in_epoch(state.source, client.num_samples)
-        last = -(-samples // size) - 1
-        epochs = self.options.epochs if client.steps is None else None
-        for epoch in islice(count(), epochs):
+        batches, window = -(-samples // size), self.step.accumulate
+        per_epoch, epochs, steps = -(-batches // window), self.options.epochs, None
+        if client.steps is None and epochs is not None:
+            steps = steps_in_epochs(epochs, per_epoch)
+        for epoch in count() if steps is None else range(-(-steps // max(per_epoch, 1))):
+            # A part of an epoch is its first batches.
+            some = batches if steps is None else min(batches, (steps - epoch * per_epoch) * window)
             order = send_order(state.source, torch.randperm(client.num_samples, generator=self.stream)[:samples])
             # Random numbers drawn while reading come from a separate stream for each epoch; tensors need none.
             at = (client.round, client.id, epoch)
             seed = seed_for(state.seed, Purpose.READ, *at) if state.source.reads_are_seeded else 0
-            for index, batch in enumerate(read_batches(state.source, client.id, order, seed)):
+            for index, batch in enumerate(islice(read_batches(state.source, client.id, order, seed), some)):
                 self.recorder.batch_size = taken = min(size, samples - index * size)
                 self.parts.counts.samples += taken
-                yield (batch if state.transfer is None else state.transfer(batch, 0)), index, index == last
+                yield (batch if state.transfer is None else state.transfer(batch, 0)), index, index == some - 1

@@ -34,8 +34,8 @@ from lightning_fed.core.updates import Client, StartGradients
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.distributed.strategy import processes_of
-from lightning_fed.engines.client_batches import samples_in_epoch
 from lightning_fed.engines.fleet import Fleet
+from lightning_fed.engines.client_batches import samples_in_epoch, steps_in_epochs
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
 from lightning_fed.trainer.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option
@@ -148,7 +148,7 @@ class LightningNames:
     logger_choice: Any = option("logger")
     engine: str = option("engine")
     chunk_size: int | None = option("chunk_size")
-    local_epochs: int | None = option("local_epochs", at="options.epochs")
+    local_epochs: float | None = option("local_epochs", at="options.epochs")
     local_steps: int | None = option("local_steps")
     local_schedule: Literal["restart", "continue"] = option("local_schedule")
     max_diverged: float = option("tolerance.max_diverged")
@@ -201,7 +201,7 @@ class LightningNames:
         rounds if ``local_schedule`` is ``continue``.
         """
         per_epoch = -(-self.num_training_batches // self.accumulate_grad_batches)
-        steps = (self.local_epochs or 1) * per_epoch if self.local_steps is None else self.local_steps
+        steps = self.local_steps or int(steps_in_epochs(self.local_epochs or 1, per_epoch))
         if self.work is not None:
             steps = self.work.most(steps, per_epoch)
         return steps * self.max_rounds if self.local_schedule == "continue" else steps

@@ -19,7 +19,7 @@ from torch._dynamo import OptimizedModule
 from lightning_fed.core.train_state import FullGradients, LocalOptions, Tolerance
 from lightning_fed.core.user_code import describe, lightning_class, overrides
 from lightning_fed.data.adoption import adopt
-from lightning_fed.errors import FederatedError, expect_choice, expect_count, is_count
+from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count
 from lightning_fed.runs.folder import is_below
 from lightning_fed.sampling import Participation
 
@@ -69,7 +69,8 @@ class TrainerOptions(LocalOptions):
         options = vars(self)
         for name in ("max_rounds", "check_val_every_n_rounds", "accumulate_grad_batches", "num_nodes"):
             expect_count(f"--trainer.{name}", options[name])
-        for name in ("seed", "local_epochs", "local_steps", "check_test_every_n_rounds", "chunk_size"):
+        expect_number("--trainer.local_epochs", self.local_epochs, above=0, most=1e9, optional=True)
+        for name in ("seed", "local_steps", "check_test_every_n_rounds", "chunk_size"):
             if options[name] is not None:
                 expect_count(f"--trainer.{name}", options[name], least=0 if name == "seed" else 1)
         for name in ("limit_val_batches", "limit_test_batches", "limit_predict_batches"):

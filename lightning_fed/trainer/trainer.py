@@ -73,7 +73,8 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         chunk_size: Clients that train at once in the vectorized engine; by default as many as fit into memory.
         compile: Whether to compile ``training_step`` by ``torch.compile``, for the sequential engine; or its mode
             (true means ``default``).
-        local_epochs: Epochs of a client over its own data in a round; 1 unless you give ``local_steps``.
+        local_epochs: Epochs of a client over its own data in a round; 1 unless you give ``local_steps``. 0.5 is the
+            first half of a shuffled epoch, rounded to whole steps, at least one.
         local_steps: Optimizer steps of a client in a round, instead of ``local_epochs``.
         local_schedule: Whether learning-rate schedules with interval ``step`` restart for each client and round.
         participation: Which clients take part in a round, and how much each trains: ``Participation``.
@@ -123,7 +124,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         engine: EngineName = "auto",
         chunk_size: int | None = None,
         compile: bool | CompileMode = False,
-        local_epochs: int | None = None,
+        local_epochs: int | float | None = None,
         local_steps: int | None = None,
         local_schedule: Literal["restart", "continue"] = "restart",
         participation: Participation | None = None,
@@ -326,8 +327,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
             ckpt_path: Checkpoint to use: ``last`` or ``best`` of a run with the same config, or a path.
             weights_only: Accepted as in Lightning; code in a checkpoint is never run.
             weights: Weights to use, a checkpoint or a saved state_dict.
-            output: File to save the predictions in, those of several sets with names as a dict; read it with
-                ``torch.load``.
+            output: File to save the predictions in, those of named sets as a dict; read it with ``torch.load``.
 
         Returns:
             What ``predict_step`` returned for each batch; a list of such lists for several prediction sets.
@@ -339,8 +339,8 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
             predictions = predict(self, loaders, keep=output is not None or return_predictions is not False)
         if output is not None and self.is_global_zero:
             named = predictions and len(loaders) > 1 and not next(iter(loaders)).startswith(UNNAMED)
-            saved = dict(zip(loaders, predictions, strict=True)) if named else predictions
-            save_checkpoint(saved, Path(output), "--output")
+            by_set = dict(zip(loaders, predictions, strict=True)) if named else predictions
+            save_checkpoint(by_set, Path(output), "--output")
         elif self.run_config is not None:
             rank_zero_info("The predictions were not saved: give a file as `--output` to save them.")
         return None if return_predictions is False else predictions

@@ -1,4 +1,4 @@
-"""Clients whose training can be written down: client i pulls one vector to b_i with strength a_i."""
+"""The clients of `lightning_fed.testing`, and single steps of the server by hand."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,76 +7,26 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
-from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, Update
-from lightning_fed.data import FederatedDataModule, Partitioner
+from lightning_fed.testing import LR, STRENGTHS, TARGETS, train_quadratics
+from lightning_fed.testing import Quadratics as Quadratic
+from lightning_fed.testing import local_ends as train_by_hand
 
-STRENGTHS = np.array([1.0, 2.0, 0.5])
-TARGETS = np.array([[3.0, 0.0], [0.0, -4.0], [-1.0, 1.0]])
-LR = 0.1
-
-
-class Quadratic(LightningModule):
-    """f_i(w) = ½ a_i ‖w - b_i‖², from w = (1, 1)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(2))
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        strength, target = batch
-        return (0.5 * strength * (self.w - target).square().sum(dim=1)).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=LR)
-
-
-class OneEach(Partitioner):
-    """Client i holds sample i."""
-
-    def assign(self, targets: Any, num_samples: int, num_clients: int, generator: Any) -> np.ndarray:
-        return np.arange(num_clients)
+__all__ = [
+    "LR", "STRENGTHS", "TARGETS", "Logged", "Quadratic", "gradients_by_hand", "step_by_hand", "train_by_hand",
+    "weights_after",
+]  # fmt: skip
 
 
 def weights_after(
-    folder: Path,
-    aggregator: Aggregator,
-    rounds: int = 1,
-    steps: int = 1,
-    *callbacks: Any,
-    strengths: np.ndarray = STRENGTHS,
-    targets: np.ndarray = TARGETS,
+    folder: Path, aggregator: Aggregator, rounds: int = 1, steps: int = 1, *callbacks: Any, **given: Any
 ) -> np.ndarray:
-    """Trains the three clients, or others, whole batches, in double precision; returns the global w, shape (2,)."""
-    samples = TensorDataset(torch.tensor(strengths), torch.tensor(targets))
-    data = FederatedDataModule(samples, OneEach(), num_clients=len(targets))
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = FederatedTrainer(
-        accelerator="cpu",
-        precision="64-true",
-        max_rounds=rounds,
-        local_steps=steps,
-        callbacks=[aggregator, *callbacks],
-        default_root_dir=str(folder),
-        **quiet,
-    )
-    trainer.fit(Quadratic(), data)
-    return trainer.weights.numpy()
-
-
-def train_by_hand(
-    w: np.ndarray, steps: int = 1, strengths: np.ndarray = STRENGTHS, targets: np.ndarray = TARGETS
-) -> np.ndarray:
-    """Where each client ends, shape (n, 2)."""
-    ends = np.tile(w, (len(targets), 1))
-    for _ in range(steps):
-        ends = ends - LR * strengths[:, None] * (ends - targets)
-    return ends
+    """Trains the three clients, or others; returns the global w, shape (2,)."""
+    options = {"rounds": rounds, "steps": steps, "default_root_dir": str(folder), **given}
+    return train_quadratics(aggregator, *callbacks, **options)
 
 
 def gradients_by_hand(points: np.ndarray) -> np.ndarray:

@@ -18,9 +18,13 @@ from torch import nn
 from benchmarks.tables import ROWS
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import Aggregator
-from lightning_fed.client_algorithms import ClientAlgorithm
+from lightning_fed.callbacks import Payload
+from lightning_fed.client_algorithms import ClientAlgorithm, LossAlgorithm
 from lightning_fed.core.devices import why_not_mixed
+from lightning_fed.data import FeatureSkew, Partitioner
 from lightning_fed.engines import SequentialTrainer, VectorizedTrainer
+from lightning_fed.masks import Mask
+from lightning_fed.sampling import ClientSampler
 from lightning_fed.trainer.lightning_arguments import ALIASES
 from tests.docs.pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
 from tests.docs.shell import Shell, command_lines
@@ -37,6 +41,7 @@ NOT_RUN = {
     "docs/gpu.md": 8,
     "docs/logging.md": 4,
     "docs/scaling.md": 1,
+    "docs/share-a-method.md": 1,
     "docs/simulated-faults.md": 1,
     "docs/studies.md": 5,
     "docs/tutorials/index.md": 1,
@@ -185,6 +190,19 @@ def test_links_options_and_references_lead_somewhere(page: Path) -> None:
     live |= {"datamodule", "lightning_module"}
     assert {each for each in named - known - live if not hasattr(FederatedTrainer, each)} == set()
     assert [reference for reference in references(page) if locate(reference) is None] == []
+
+
+def test_signatures_of_extending_are_those_of_the_classes() -> None:
+    text = (REPOSITORY / "docs" / "extending.md").read_text()
+    tables = re.findall(r"^\| method of `(\w+)` .*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    bases = (Aggregator, Mask, ClientAlgorithm, LossAlgorithm, FeatureSkew, Payload)
+    assert [name for name, _ in tables] == [kind.__name__ for kind in bases]
+    said = [(kind, row) for kind, (_, rows) in zip(bases, tables, strict=True) for row in rows.splitlines()]
+    shown = [(kind, *re.match(r"\| `(\w+)\((.*?)\)`", row).groups()) for kind, row in said]
+    shown += [(Partitioner, "assign", text.split("`assign(")[1].split(")`")[0])]
+    shown += [(ClientSampler, "sample", text.split("`sample(")[1].split(")`")[0])]
+    for kind, method, arguments in shown:
+        assert [*signature(getattr(kind, method)).parameters] == arguments.split(", "), (kind, method)
 
 
 def test_every_page_is_in_the_navigation() -> None:

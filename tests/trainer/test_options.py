@@ -33,7 +33,7 @@ BAD: dict[str, list[Any]] = {
     "seed": [-1, 1.5, "0", True],
     "max_rounds": [*COUNT, None],
     "clients_per_round": [*SHARE, None, 0, 0.0],
-    "local_epochs": COUNT,
+    "local_epochs": [0, -1, 0.0, math.nan, math.inf, "2", True],
     "local_steps": COUNT,
     "local_schedule": ["never", None],
     "participation.sampler": ["uniform", 3, UniformSampler],

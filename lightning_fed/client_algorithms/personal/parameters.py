@@ -189,7 +189,8 @@ class FedRep(PersonalParameters):
         """Refuses what leaves no step to one of the parts, or cannot hold one of them still."""
         super().check(trainer)
         by_steps = trainer.local_steps is not None
-        total = (trainer.local_steps if by_steps else trainer.local_epochs) or 1
+        asked = (trainer.local_steps if by_steps else trainer.local_epochs) or 1
+        total = int(asked)
         unit: Literal["steps", "epochs"] = "steps" if by_steps else "epochs"
         given, other = (self.head_steps, self.head_epochs) if by_steps else (self.head_epochs, self.head_steps)
         if trial := bool(getattr(trainer, "fast_dev_run", False)):  # of few steps, whatever the options ask for
@@ -200,10 +201,10 @@ class FedRep(PersonalParameters):
                 f"Expected `--client.head_{unit}` of FedRep beside `--trainer.local_{unit}`, got "
                 f"`--client.head_{'epochs' if by_steps else 'steps'}`: both are counted in {unit}."
             )
-        if not (trial or 1 <= count < total):
+        if not trial and (asked != total or not 1 <= count < total):
             raise FederatedError(
-                f"Expected `--trainer.local_{unit}` to leave FedRep one for the head and one for the body, got {total}"
-                f", of which {count} for the head: raise it, or change `--client.head_{unit}`."
+                f"Expected `--trainer.local_{unit}` to leave FedRep whole ones for the head and for the body, got "
+                f"{asked}, of which {count} for the head: raise it, or change `--client.head_{unit}`."
             )
         stragglers: Any = getattr(trainer, "stragglers", None)
         if trainer.work is not None or (stragglers is not None and stragglers.late == "partial"):

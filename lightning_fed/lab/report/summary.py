@@ -86,7 +86,7 @@ def summarize_found(values: Sequence[float]) -> Summary:
     return summarize(values) if found == len(values) else Summary(math.nan, None, found)
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: float, noun: str) -> str:
     """Writes a number with its noun: ``1 seed``, ``3 seeds``."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 

@@ -1,0 +1,114 @@
+"""The package of three files of the page "Share a method": built, installed beside ours, tested, and used by name."""
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from jsonargparse._common import ImportDenied
+
+from lightning_fed.cli import entry_points, main
+from tests.docs.pages import REPOSITORY, blocks
+from tests.end_to_end.command import environment
+
+FILES = {block.title: block.text for block in blocks(REPOSITORY / "docs" / "share-a-method.md") if block.title}
+FIT = ["fit", "--config", "quickstart", "--trainer.max_rounds=1", "--trainer.logger=[]"]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Installs the package, with an entry point more that names nothing, into a folder of its own."""
+    source, target = tmp_path_factory.mktemp("middle"), tmp_path_factory.mktemp("installed")
+    assert list(FILES) == ["middle.py", "test_middle.py", "pyproject.toml", "middle.yaml"]
+    for name in ("middle.py", "test_middle.py", "pyproject.toml"):
+        (source / name).write_text(FILES[name] + "\n")
+    broken = '\n[project.entry-points."lightning_fed.masks"]\nBroken = "middle:Nothing"\n'
+    (source / "pyproject.toml").write_text(FILES["pyproject.toml"] + broken)
+    words = ["-m", "pip", "-q", "install", str(source), "--no-deps", "--no-build-isolation", "--target", str(target)]
+    subprocess.run([sys.executable, *words], check=True, env=environment(PIP_NO_INDEX="1"))
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_middle.py"], check=True, cwd=source
+    )
+    return target
+
+
+@pytest.mark.slow
+def test_its_name_works_in_yaml(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "middle.yaml").write_text(FILES["middle.yaml"])
+    words = [sys.executable, "-m", "lightning_fed", *FIT, "--config", "middle.yaml", "--trainer.name=run"]
+    env = environment(PYTHONPATH=f"{installed}:{REPOSITORY}")
+    fit = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert fit.returncode == 0, fit.stderr
+    assert "Broken" not in fit.stderr, "nobody asked for it"
+    config = (tmp_path / "runs/run/version_0/config.yaml").read_text()
+    assert "class_path: middle.MiddleMean\n  init_args:\n    cut: 2\n" in config
+
+
+class Asked(NamedTuple):
+    code: Any
+    out: str
+    err: str
+
+
+@pytest.fixture
+def ask(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Asked]]:
+    """Asks the program in this process, where the packages are those in the folder and in ``tmp_path``."""
+    for folder in (installed, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("COLUMNS", "120")
+    entry_points._installed.cache_clear()
+
+    def ask(*words: str) -> Asked:
+        with pytest.raises(SystemExit) as ended:
+            main([*words])
+        return Asked(ended.value.code, *capsys.readouterr())
+
+    yield ask
+    entry_points._installed.cache_clear()
+    sys.modules.pop("middle", None)
+    gc.collect()  # its classes, which others would list
+
+
+BROKEN = "Expected `Broken`, which middle-mean shares, to be loaded from middle:Nothing, but: AttributeError: module"
+
+
+@pytest.mark.slow
+def test_a_broken_one_stops_only_who_asks_for_it(ask: Callable[..., Asked]) -> None:
+    failed = ask(*FIT, "--aggregator.mask=Broken")
+    assert (failed.code, failed.err.splitlines()[-1].startswith(BROKEN)) == (2, True)
+    with pytest.warns(UserWarning, match=BROKEN[:40]):
+        shown = ask("fit", "--help")
+    assert (shown.code, "MiddleMean" in shown.out) == (0, True)
+    with pytest.warns(UserWarning, match=BROKEN[:40]):
+        assert "did you mean MiddleMean" in ask(*FIT, "--aggregator=MiddleMaen").err
+
+
+@pytest.mark.slow
+def test_one_name_for_two_classes_is_refused(ask: Callable[..., Asked], tmp_path: Path) -> None:
+    other = tmp_path / "other-1.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (other / "entry_points.txt").write_text("[lightning_fed.masks]\nMiddleMean = other:Mine\n")
+    said = "packages share middle.MiddleMean and other.Mine: give its import path."
+    assert ask(*FIT, "--aggregator=MiddleMean").err.splitlines()[-1].endswith(said)
+
+
+@pytest.mark.slow
+def test_under_safe_imports_it_is_not_imported(ask: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise ImportDenied(path)
+
+    monkeypatch.setattr(entry_points, "check_import_path", refuse)
+    assert ask(*FIT, "--aggregator=MiddleMean").code == 2
+    assert "middle" not in sys.modules
+
+
+def test_help_of_the_program_loads_no_package() -> None:
+    code = "import sys; from lightning_fed.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "sys.exit(any(name in sys.modules for name in ('torch', 'lightning_fed.cli.entry_points')))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
