@@ -209,7 +209,7 @@ def start() -> Net:
 
 
 def make_trainer(
-    rule: str, mask: str = "none", client: str = "none", *more: Any, clients_per_round: int | float = 1.0, **options: Any
+    rule: str, mask: str = "none", client: str = "none", *more: Any, clients_per_round: float = 1.0, **options: Any
 ) -> FederatedTrainer:
     """Makes the trainer of ``run``, with ``more`` callbacks."""
     make_mask, local = {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS, **LATE}[client]

@@ -2,5 +2,6 @@
 
 from lightning_fed.engines.fleet.census import Fleet, FleetData
 from lightning_fed.engines.fleet.remote import RemoteTrainer
+from lightning_fed.engines.fleet.sums import SumsTrainer
 
-__all__ = ["Fleet", "FleetData", "RemoteTrainer"]
+__all__ = ["Fleet", "FleetData", "RemoteTrainer", "SumsTrainer"]

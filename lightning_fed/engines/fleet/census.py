@@ -22,7 +22,11 @@ _MOST_CLIENTS = 1 << 24
 
 
 class Fleet(Protocol):
-    """Brings packets to the nodes where clients are, and their replies back; it need not read them."""
+    """Brings packets to the nodes where clients are, and their replies back; it need not read them.
+
+    One that adds up what nodes send, so that the server sees no single update, has ``sums_only = True``: its ``ask``
+    returns replies without tensors, and by the name "" a packet with the sums of those of all nodes that replied.
+    """
 
     def hello(self) -> Mapping[str, bytes]:
         """Returns what each node that is there now says of itself (``Node.hello``), by the node's name."""
@@ -150,6 +154,11 @@ class FleetData(LightningDataModule):
 
     def __init__(self, fleet: Fleet, source: LightningDataModule | None) -> None:
         super().__init__()
+        expect(
+            source is None or isinstance(source, LightningDataModule),
+            f"Expected data to evaluate on, or none, on the server of a fleet, got a {type(source).__name__} to train on: "
+            "give it to a Node.",
+        )
         self.fleet, self.source = fleet, source
 
     def __getattr__(self, name: str) -> Any:

@@ -2,26 +2,27 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from secrets import token_hex
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.base import ClientTrainer, FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.census import Fleet
 from lightning_fed.engines.fleet.packets import Facts, Tensors, body_of, pack, planted
-from lightning_fed.engines.fleet.replies import Replied, ReplyReader, opened, unlike_most
+from lightning_fed.engines.fleet.replies import Replied, ReplyReader, kinds_of, logged_of, opened, unlike_most
 from lightning_fed.engines.fleet.terms import methods_sent, terms_of
 from lightning_fed.engines.full_gradient import FullGradient
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["RemoteTrainer"]
+__all__ = ["RemoteTrainer", "Reply"]
 
 # A reply may be so many times as large as the models of its clients, and has room for this besides.
 _MOST_VECTORS, _ROOM = 16, 1 << 20
 # What a node has replied, or why that is nothing.
-_Reply: TypeAlias = tuple[Facts, Tensors] | FederatedError
+Reply: TypeAlias = tuple[Facts, Tensors] | FederatedError
 
 
 class RemoteTrainer(ClientTrainer):
@@ -33,12 +34,15 @@ class RemoteTrainer(ClientTrainer):
     Attributes:
         bytes_down: Bytes of the packets sent in the round.
         bytes_up: Bytes of the replies.
+        needs: What nodes add up over their clients, as a number, where nobody sees a single update; else None.
     """
 
     away = True
+    needs: int | None = None
 
-    def __init__(self, parts: TrainingParts, fleet: Fleet) -> None:
+    def __init__(self, parts: TrainingParts, fleet: Fleet, reducer: RoundReducer) -> None:
         super().__init__(parts)
+        self.reducer = reducer
         self.fleet, self.trainer, self.reader = fleet, parts.hooks.trainer, ReplyReader(parts)
         self.census = self.trainer.datamodule.census
         start = self.start_gradients
@@ -59,12 +63,12 @@ class RemoteTrainer(ClientTrainer):
     def facts(self) -> dict[str, float]:
         return {"fleet/bytes_down": float(self.bytes_down), "fleet/bytes_up": float(self.bytes_up)}
 
-    def _ask(self, kind: str, orders: Mapping[str, Facts], tensors: Tensors) -> dict[str, _Reply]:
+    def _ask(self, kind: str, orders: Mapping[str, Facts], tensors: Tensors) -> dict[str, Reply]:
         """Sends each node a packet, which differ in their facts alone, and opens the replies."""
-        body, common, found = body_of(tensors), {"kind": kind, "round": self.state.round}, dict[str, _Reply]()
+        body, common, found = body_of(tensors), {"kind": kind, "round": self.state.round}, dict[str, Reply]()
         tickets = {node: token_hex(8) for node in orders}
         packets = {node: pack({**facts, **common, "ticket": tickets[node]}, body) for node, facts in orders.items()}
-        replies = self.fleet.ask(packets) if packets else {}
+        replies = self.replies = self.fleet.ask(packets) if packets else {}
         one = _MOST_VECTORS * (8 * self.state.vector.all_numel + self.state.buffers.num_bytes)
         for node, facts in orders.items():
             data = replies.get(node, "it has not replied in time")
@@ -83,7 +87,11 @@ class RemoteTrainer(ClientTrainer):
         """Tells nodes of the run, for which they then get ready; returns those that cannot take part, with why."""
         census = self.census
         facts: Facts = {"sizes": census.sizes.tolist(), "held_out": census.held_out.tolist()}
-        facts |= {"num_classes": self.trainer.datamodule.num_classes, "terms": terms_of(self.trainer)}
+        facts |= {
+            "num_classes": self.trainer.datamodule.num_classes,
+            "terms": terms_of(self.trainer),
+            "needs": self.needs,
+        }
         replies = self._ask("begin", dict.fromkeys(sorted(nodes), facts), {"initial": self.state.initial})
         refused = {node: reply for node, reply in replies.items() if isinstance(reply, FederatedError)}
         self.told |= nodes - refused.keys()
@@ -106,6 +114,7 @@ class RemoteTrainer(ClientTrainer):
         return shares
 
     def _leave_out(self, node: str, clients: Sequence[Client], why: object) -> None:
+        why = repr(why) if isinstance(why, Exception) and not isinstance(why, FederatedError) else why
         for client in clients:
             if client.id not in self.divergence.clients:
                 self.divergence.leave_out(client, FederatedError(f"node {node}: {why}"))
@@ -136,6 +145,10 @@ class RemoteTrainer(ClientTrainer):
             facts["exchange"], tensors["mean"] = [client.id for client in start.clients], start.mean
         shares = self._shares(clients)
         replies = self._ask("train", {node: facts | self._orders(own) for node, own in shares.items()}, tensors)
+        yield from self._entered(shares, replies)
+
+    def _entered(self, shares: dict[str, list[Client]], replies: dict[str, Reply]) -> Iterator[FinishedClient]:
+        """Hands over, in ascending order of id, the clients that enter the round."""
         taken = [one for node, own in shares.items() for one in self._take(node, own, replies[node])]
         unlike = unlike_most(taken)
         for one in sorted(taken, key=lambda one: one.finished.update.client.id):
@@ -147,30 +160,45 @@ class RemoteTrainer(ClientTrainer):
             for series in one.finished.logged:
                 self.recorder.merge(series)
             self.state.optimizer_steps = one.optimizer_steps
-            if one.keeps:
-                self.state.client_states.store("fleet", client.id, torch.tensor([float(client.round)]).double())
+            self._note(client, one.keeps)
             yield one.finished
         self.state.optimizer_steps = 0
 
-    def _take(self, node: str, own: list[Client], reply: _Reply) -> list[Replied]:
+    def _note(self, client: Client, keeps: bool) -> None:
+        """Remembers, in checkpoints too, after which round a client has kept what the run goes on from."""
+        if keeps:
+            self.state.client_states.store("fleet", client.id, torch.tensor([float(client.round)]).double())
+
+    def _take(self, node: str, own: list[Client], reply: Reply) -> list[Replied]:
         """Returns what a node's clients send; leaves out all of them if anything is wrong with it."""
         try:
             if isinstance(reply, FederatedError):
                 raise reply
             facts, tensors = reply
             found, left_out = self.reader.read(own, facts, tensors)
-            samples, gradients = (max(0, int(facts[name])) for name in ("samples", "gradients"))
+            rest = logged_of(kinds_of(facts), facts["rest"])
+            self._count(facts)
         except Exception as error:  # whatever is sent by a node that is broken, of another version or hostile
-            self._leave_out(node, own, error if isinstance(error, FederatedError) else repr(error))
+            self._leave_out(node, own, error)
             return []
-        self.parts.counts.samples += samples
-        self.parts.counts.gradients += gradients
+        self.recorder.merge(rest)
+        self._note_left_out(node, own, left_out)
+        return found
+
+    def _count(self, facts: Facts) -> None:
+        """Adds what a node's training took."""
+        for name in ("samples", "gradients"):
+            expect(type(facts[name]) is int and 0 <= facts[name] < 1 << 48, f"Expected a count of {name}, got another.")
+        self.parts.counts.samples += facts["samples"]
+        self.parts.counts.gradients += facts["gradients"]
+
+    def _note_left_out(self, node: str, own: list[Client], left_out: dict[int, Any]) -> None:
+        """Leaves out those that a node has left out: they have diverged, if it says nothing else."""
         for client in own:
-            if client.id in left_out and left_out[client.id] is None:  # it has diverged there
+            if client.id in left_out and left_out[client.id] is None:
                 self.divergence.leave_out(client)
             elif client.id in left_out:
                 self._leave_out(node, [client], str(left_out[client.id])[:300])
-        return found
 
     def take_at_start(self, clients: Sequence[Client], out: Tensor | None, held_out: bool, losses: Tensor) -> Tensor:
         """Fills gradients at w of clients, shape (n, d), and their losses, shape (n,), with what nodes compute.
@@ -193,7 +221,7 @@ class RemoteTrainer(ClientTrainer):
                 if out is not None:
                     out.index_copy_(0, at, reply[1]["rows"].to(out))
             except Exception as error:  # as in `_take`
-                self._leave_out(node, own, error if isinstance(error, FederatedError) else repr(error))
+                self._leave_out(node, own, error)
         return losses
 
 

@@ -22,7 +22,7 @@ from lightning_fed.engines.fleet.packets import Facts, Tensors, pack, restored, 
 from lightning_fed.engines.fleet.terms import expect_same_terms, methods_sent, runs_at_nodes, terms_of
 from lightning_fed.errors import FederatedError, expect
 from lightning_fed.trainer.fleet.data import NodeData
-from lightning_fed.trainer.fleet.outbox import Outbox
+from lightning_fed.trainer.fleet.outbox import Outbox, SumsBox
 from lightning_fed.trainer.options import expect_datamodule, expect_module
 from lightning_fed.trainer.setup import attached, prepare
 from lightning_fed.trainer.trainer import FederatedTrainer
@@ -125,7 +125,7 @@ class Node:
         trainer.hooks("on_fit_start")
         with recording(self.module, state.recorder):
             trainer.hooks("on_train_start")
-        self.outbox = Outbox(state)
+        self.outbox = Outbox(state) if facts["needs"] is None else SumsBox(state, Need(facts["needs"]))
         self.engine = make_engine(state, trainer.options, trainer.hooks, self.outbox)
         self.engine.divergence.reports = True
         self.start, self.methods = self.engine.start_gradients, methods_sent(trainer.callbacks)
