@@ -97,7 +97,9 @@ def make_engine(
     if fleet is None:
         return Engine(parts, _trainer_for(parts, choice), reducer)
     kind = SumsTrainer if getattr(fleet, "sums_only", False) else RemoteTrainer
-    return Engine(parts, kind(parts, fleet, reducer), reducer)
+    engine = Engine(parts, remote := kind(parts, fleet, reducer), reducer)
+    state.client_states.elsewhere = remote.elsewhere
+    return engine
 
 
 def _trainer_for(parts: TrainingParts, choice: dict[str, Any]) -> ClientTrainer:

@@ -40,6 +40,7 @@ OF_TRAINER = (
     "local_steps",
     "gradient_clip_val",
     "sampler",
+    "work",
 )
 # Clients take from one to four steps in a round; one has no samples. Five votes cannot cancel, six can.
 SIZES = {"unequal": (6, 24, 0, 15, 10, 31), "equal": (16, 16, 16, 16, 16, 16)}

@@ -156,10 +156,10 @@ class FleetData(LightningDataModule):
         super().__init__()
         expect(
             source is None or isinstance(source, LightningDataModule),
-            f"Expected data to evaluate on, or none, on the server of a fleet, got a {type(source).__name__} to train on: "
+            f"Expected data to evaluate on, if any, on a server of nodes, got {type(source).__name__}, to train on: "
             "give it to a Node.",
         )
-        self.fleet, self.source = fleet, source
+        self._fleet, self.source = fleet, source  # a run is the same over another fleet
 
     def __getattr__(self, name: str) -> Any:
         """Looks up what else models and callbacks ask for in the data for evaluation."""
@@ -174,7 +174,7 @@ class FleetData(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Asks the nodes who is there, and lets them say no more until the run is over."""
         if stage == "fit":
-            self.census = Census(self.fleet.hello())
+            self.census = Census(self._fleet.hello())
             counts, sizes = self.census.classes, self.census.sizes
             if counts is not None:  # in some order, as no more is known
                 self.labels = np.concatenate([np.repeat(np.arange(len(row)), row) for row in counts])

@@ -42,7 +42,7 @@ class RemoteTrainer(ClientTrainer):
 
     def __init__(self, parts: TrainingParts, fleet: Fleet, reducer: RoundReducer) -> None:
         super().__init__(parts)
-        self.reducer = reducer
+        self.reducer, self._reads = reducer, False
         self.fleet, self.trainer, self.reader = fleet, parts.hooks.trainer, ReplyReader(parts)
         self.census = self.trainer.datamodule.census
         start = self.start_gradients
@@ -59,6 +59,10 @@ class RemoteTrainer(ClientTrainer):
         self.states = Tensors()
         self.said = planted({cb.state_key: cb.state_dict() for cb in self.methods}, self.states, "state")
         self.bytes_down = self.bytes_up = 0
+
+    def elsewhere(self, client: int) -> bool:
+        """Says that what clients keep is at nodes, but for what is kept here of each: after which round it did so."""
+        return not self._reads
 
     def facts(self) -> dict[str, float]:
         return {"fleet/bytes_down": float(self.bytes_down), "fleet/bytes_up": float(self.bytes_up)}
@@ -130,9 +134,11 @@ class RemoteTrainer(ClientTrainer):
         """Says which clients a node trains, and from which of its records of each the run goes on."""
         every = getattr(self.trainer.checkpoint_callback, "every_n_rounds", 1)
         rounds, since = list[int](), torch.zeros(1, dtype=torch.float64)
+        self._reads = True
         for client in own:
             self.state.client_states.recall("fleet", client.id, since)
             rounds.append(int(since))
+        self._reads = False
         saved = max(0, (self.state.round - 1) // every * every)  # a server that is resumed goes back no further
         return {"clients": [client.id for client in own], "since": rounds, "saved": saved}
 
