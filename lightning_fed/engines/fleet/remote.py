@@ -12,7 +12,7 @@ from lightning_fed.core.updates import Client
 from lightning_fed.engines.base import ClientTrainer, FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.census import Fleet
 from lightning_fed.engines.fleet.packets import Facts, Tensors, body_of, pack, planted
-from lightning_fed.engines.fleet.replies import Replied, ReplyReader, kinds_of, logged_of, opened, unlike_most
+from lightning_fed.engines.fleet.replies import Replied, ReplyReader, ids_of, kinds_of, logged_of, opened, unlike_most
 from lightning_fed.engines.fleet.terms import methods_sent, terms_of
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.errors import FederatedError, expect
@@ -198,7 +198,7 @@ class RemoteTrainer(ClientTrainer):
         self.parts.counts.samples += facts["samples"]
         self.parts.counts.gradients += facts["gradients"]
 
-    def _note_left_out(self, node: str, own: list[Client], left_out: dict[int, Any]) -> None:
+    def _note_left_out(self, node: str, own: Sequence[Client], left_out: dict[int, Any]) -> None:
         """Leaves out those that a node has left out: they have diverged, if it says nothing else."""
         for client in own:
             if client.id in left_out and left_out[client.id] is None:
@@ -218,14 +218,17 @@ class RemoteTrainer(ClientTrainer):
         for filled in [losses] if out is None else [losses, out]:
             filled.fill_(torch.nan)
         for node, own in shares.items():
-            at = torch.tensor([place[client.id] for client in own], device=losses.device)
             try:
                 reply = replies[node]
                 if isinstance(reply, FederatedError):
                     raise reply
+                left_out, asked = ids_of(reply[0]["left_out"]), {client.id for client in own}
+                expect({*reply[0]["clients"]} == asked - left_out.keys(), "Expected clients that were asked for.")
+                at = torch.tensor([place[client] for client in reply[0]["clients"]], device=losses.device)
                 losses.index_copy_(0, at, reply[1]["losses"].to(losses))
                 if out is not None:
                     out.index_copy_(0, at, reply[1]["rows"].to(out))
+                self._note_left_out(node, own, left_out)
             except Exception as error:  # as in `_take`
                 self._leave_out(node, own, error)
         return losses

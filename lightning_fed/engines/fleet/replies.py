@@ -15,7 +15,7 @@ from lightning_fed.engines.base import FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.packets import Facts, Tensors, unpack, widened
 from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["Replied", "ReplyReader", "kinds_of", "logged_of", "opened", "unlike_most"]
+__all__ = ["Replied", "ReplyReader", "ids_of", "kinds_of", "logged_of", "opened", "unlike_most"]
 
 
 @dataclass
@@ -57,7 +57,7 @@ class ReplyReader:
             Exception: Of any kind, if a node is broken, of another version or hostile.
         """
         asked = {client.id: client for client in own}
-        left_out = {int(client): why for client, why in facts["left_out"].items()}
+        left_out = ids_of(facts["left_out"])
         ids = [*left_out, *(said["id"] for said in facts["clients"])]
         expect({*ids} <= asked.keys() and len({*ids}) == len(ids), "Expected clients that were asked for, each once.")
         kinds = kinds_of(facts)
@@ -134,6 +134,11 @@ def _finite(name: str, value: Tensor, like: Tensor | None = None) -> Tensor:
         f"Expected {name!r} to be finite and of the shape asked for, got {tuple(value.shape)} in {value.dtype}.",
     )
     return value if like is None else value.to(like.device)
+
+
+def ids_of(left_out: dict[str, Any]) -> dict[int, Any]:
+    """Returns why clients are left out, by their ids, which JSON has as text."""
+    return {int(client): why for client, why in left_out.items()}
 
 
 def kinds_of(facts: Facts) -> list[Any]:

@@ -8,7 +8,7 @@ from lightning_fed.engines.base import FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.census import Fleet
 from lightning_fed.engines.fleet.packets import Facts, Tensors, unpack
 from lightning_fed.engines.fleet.remote import RemoteTrainer, Reply
-from lightning_fed.engines.fleet.replies import kinds_of, logged_of
+from lightning_fed.engines.fleet.replies import ids_of, kinds_of, logged_of
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["SumsTrainer"]
@@ -70,6 +70,6 @@ class SumsTrainer(RemoteTrainer):
             self.parts.counts.bytes_up += said["bytes_up"]
             self._note(client, bool(said["keeps"]))
         self._count(facts)
-        self._note_left_out(node, list(asked.values()), {int(client): why for client, why in facts["left_out"].items()})
+        self._note_left_out(node, list(asked.values()), ids_of(facts["left_out"]))
         self.recorder.merge(logged)
         return found

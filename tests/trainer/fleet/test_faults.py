@@ -160,17 +160,22 @@ def test_clients_that_a_run_does_not_know_wait_for_the_next(tmp_path: Path, with
 
 
 class Killed(Callback):
+    """Ends the server in its round 4, once."""
+
+    lives = True
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.round == 4:
+        if trainer.round == 4 and self.lives:
+            self.lives = False
             raise KeyError("power cut")
 
 
 def test_a_resumed_server_has_the_numbers_of_an_undisturbed_one(tmp_path: Path, without: Any) -> None:
-    fleet = fleet_of(lambda: make(tmp_path))
+    fleet, killed = fleet_of(lambda: make(tmp_path)), Killed()
     saving = {"enable_checkpointing": True, "name": "run"}
     with pytest.raises(KeyError, match="power cut"):  # after round 4, which its checkpoint of round 2 does not know
-        fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), Killed(), **saving), fleet)
-    trainer = fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), **saving), fleet, ckpt_path="last")
+        fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), killed, **saving), fleet)
+    trainer = fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), killed, **saving), fleet, ckpt_path="last")
     assert trainer.resumed
     assert torch.equal(trainer.weights, without())
 
