@@ -1,7 +1,7 @@
 """What a round keeps of its clients' updates: running sums, so that memory does not grow with the cohort."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -147,6 +147,22 @@ class RoundReducer:
         self._clients.append(update.client)
         self._weights.append(update.weight)
         self._distances.append(update.optimizer_distance)
+
+    def totals(self) -> dict[str, Tensor]:
+        """Returns the running sums as they are, by what they are sums of."""
+        needed = {f"need.{need.name}": total.close() for need, total in self._sums.items()}
+        return needed | {f"sum.{name}": self._beside[name].close() for name in self._sent}
+
+    def take(self, clients: Sequence[tuple[Client, float, float]], totals: dict[str, Tensor]) -> None:
+        """Takes ``totals`` that others have added up over clients, of which come id, weight and distance."""
+        for client, weight, distance in clients:
+            self._clients.append(client)
+            self._weights.append(weight)
+            self._distances.append(distance)
+        for need, total in self._sums.items():
+            total.add(totals.pop(f"need.{need.name}"))
+        for name, value in totals.items():
+            self._sum_of(name.removeprefix("sum."), (value.shape, value.dtype)).add(value)
 
     def _sum_of(self, name: str, kind: Kind) -> LongSum:
         """Returns the sum of what clients send under a name; refuses tensors of two kinds."""

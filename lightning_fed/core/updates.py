@@ -226,6 +226,8 @@ class Need(Flag):
     GRADIENTS = auto()
     LOSSES = auto()
     ANY_GRADIENT = GRADIENT_MEAN | GRADIENT_SIGN_SUM | GRADIENTS
+    # What can be had where nobody sees a single update.
+    SUMS = MEAN | SUM | ABS_SUM | SIGN_SUM | WEIGHTED_SIGN_SUM | NORMALIZED_MEAN | GRADIENT_MEAN | GRADIENT_SIGN_SUM
 
 
 _NOTHING = torch.empty(0)

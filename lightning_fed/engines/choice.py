@@ -30,7 +30,7 @@ from lightning_fed.core.user_code import is_own, overrides, own_places
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.base import ClientTrainer, Engine, FinishedClient, TrainingParts
 from lightning_fed.engines.client_batches import Phases, samples_in_epoch
-from lightning_fed.engines.fleet import Fleet, RemoteTrainer
+from lightning_fed.engines.fleet import Fleet, RemoteTrainer, SumsTrainer
 from lightning_fed.engines.sequential import SequentialTrainer
 from lightning_fed.engines.start_gradients import asks_for_full_gradients
 from lightning_fed.engines.trial import Attributes, random_states
@@ -94,7 +94,12 @@ def make_engine(
         rank_zero_info(f"Gradients over a client's full data: {choice['full_gradients']}.")
     state.engine_choice = choice
     parts = TrainingParts(state, options, hooks)
-    return Engine(parts, _trainer_for(parts, choice) if fleet is None else RemoteTrainer(parts, fleet), reducer)
+    if fleet is None:
+        return Engine(parts, _trainer_for(parts, choice), reducer)
+    kind = SumsTrainer if getattr(fleet, "sums_only", False) else RemoteTrainer
+    engine = Engine(parts, remote := kind(parts, fleet, reducer), reducer)
+    state.client_states.elsewhere = remote.elsewhere
+    return engine
 
 
 def _trainer_for(parts: TrainingParts, choice: dict[str, Any]) -> ClientTrainer:

@@ -34,8 +34,8 @@ from lightning_fed.core.updates import Client, StartGradients
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.distributed.strategy import processes_of
-from lightning_fed.engines.fleet import Fleet
 from lightning_fed.engines.client_batches import samples_in_epoch, steps_in_epochs
+from lightning_fed.engines.fleet import Fleet
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stragglers
 from lightning_fed.trainer.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option

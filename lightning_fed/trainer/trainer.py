@@ -255,7 +255,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         if self.fleet is None:
             data = expect_datamodule(model, datamodule, train=train_dataloaders, val=val_dataloaders)
         else:
-            data = FleetData(self.fleet, adopt(datamodule, model, val=val_dataloaders))
+            data = FleetData(self.fleet, adopt(datamodule or train_dataloaders, model, val=val_dataloaders))
         books = self.books
         books.initial_weights, books.interrupted, books.stop_message = weights, None, ""
         with graceful_stop(self.is_global_zero) as stop, books.lock:

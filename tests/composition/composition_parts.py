@@ -40,6 +40,7 @@ OF_TRAINER = (
     "local_steps",
     "gradient_clip_val",
     "sampler",
+    "work",
 )
 # Clients take from one to four steps in a round; one has no samples. Five votes cannot cancel, six can.
 SIZES = {"unequal": (6, 24, 0, 15, 10, 31), "equal": (16, 16, 16, 16, 16, 16)}
@@ -209,12 +210,7 @@ def start() -> Net:
 
 
 def make_trainer(
-    rule: str,
-    mask: str = "none",
-    client: str = "none",
-    *more: Any,
-    clients_per_round: int | float = 1.0,
-    **options: Any,
+    rule: str, mask: str = "none", client: str = "none", *more: Any, clients_per_round: float = 1.0, **options: Any
 ) -> FederatedTrainer:
     """Makes the trainer of ``run``, with ``more`` callbacks."""
     make_mask, local = {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS, **LATE}[client]

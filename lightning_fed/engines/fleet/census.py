@@ -1,28 +1,26 @@
 """A fleet: what the server needs of whoever brings packets to nodes, and what the nodes say of their clients."""
 
-from collections.abc import Iterator, Mapping
-from hashlib import sha256
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
-from lightning_fed.core.user_code import overrides
-from lightning_fed.data.split import Split
 from lightning_fed.engines.fleet.packets import unpack
-from lightning_fed.errors import FederatedError, expect
+from lightning_fed.errors import expect
 
-__all__ = ["Census", "Fleet", "FleetData", "FleetSource"]
+__all__ = ["Census", "Fleet"]
 
 _MOST_CLIENTS = 1 << 24
 
 
 class Fleet(Protocol):
-    """Brings packets to the nodes where clients are, and their replies back; it need not read them."""
+    """Brings packets to the nodes where clients are, and their replies back; it need not read them.
+
+    One that adds up what nodes send, so that the server sees no single update, has ``sums_only = True``: its ``ask``
+    returns replies without tensors, and by the name "" a packet with the sums of those of all nodes that replied.
+    """
 
     def hello(self) -> Mapping[str, bytes]:
         """Returns what each node that is there now says of itself (``Node.hello``), by the node's name."""
@@ -113,105 +111,3 @@ def _expect_same(one: _Said, other: _Said) -> None:
         f"Expected one `--data.batch_size` and `--data.drop_last` at all nodes, got {one.batches} at {one.node} and "
         f"{other.batches} at {other.node}.",
     )
-
-
-class FleetSource:
-    """The sizes of clients whose batches are with nodes."""
-
-    reads_are_seeded = False
-
-    def __init__(self, sizes: npt.NDArray[np.int64], census: Census) -> None:
-        self.sizes, self.batch_size, self.drop_last = sizes, census.batch_size, census.drop_last
-
-    def to(self, device: torch.device | str) -> "FleetSource":
-        """Returns itself: there is nothing to move."""
-        return self
-
-    def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
-        """Refuses to read what is not here."""
-        raise FederatedError(
-            f"Expected nothing on the server to read batches of clients, got a read of client {client}, whose samples "
-            "are with a node: leave out the callback, or train without a fleet."
-        )
-
-
-class FleetData(LightningDataModule):
-    """The data of a server: what nodes say of their clients, and a data module of its own for evaluation.
-
-    Attributes:
-        split: The samples of each client, shape (N,), numbered in an order of its own.
-        labels: The class of each; None if a node knows none.
-        num_classes: C.
-    """
-
-    labels: npt.NDArray[Any] | None = None
-    num_classes: int | None = None
-    client_names: None = None
-
-    def __init__(self, fleet: Fleet, source: LightningDataModule | None) -> None:
-        super().__init__()
-        self.fleet, self.source = fleet, source
-
-    def __getattr__(self, name: str) -> Any:
-        """Looks up what else models and callbacks ask for in the data for evaluation."""
-        if name.startswith("_") or vars(self).get("source") is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.source, name)
-
-    def prepare_data(self) -> None:
-        if self.source is not None:
-            self.source.prepare_data()
-
-    def setup(self, stage: str) -> None:
-        """Asks the nodes who is there, and lets them say no more until the run is over."""
-        if stage == "fit":
-            self.census = Census(self.fleet.hello())
-            counts, sizes = self.census.classes, self.census.sizes
-            if counts is not None:  # in some order, as no more is known
-                self.labels = np.concatenate([np.repeat(np.arange(len(row)), row) for row in counts])
-                self.num_classes, sizes = counts.shape[1], counts.sum(axis=1)
-            self.split = Split(np.arange(sizes.sum()), np.concatenate([[0], np.cumsum(sizes)]))
-        if self.source is not None:
-            self.source.trainer = self.trainer
-            self.source.setup(stage)
-
-    @property
-    def split_hash(self) -> str:
-        """Names the clients by their samples and classes, for a run that goes on."""
-        return (
-            self.split.hash()
-            if self.labels is None
-            else sha256(self.split.offsets.tobytes() + self.labels.tobytes()).hexdigest()
-        )
-
-    def split_summary(self) -> dict[str, int | float | str]:
-        """Describes the clients in a few numbers."""
-        return self.split.summary() | {"hash": self.split_hash}
-
-    def train_source(self) -> FleetSource:
-        """Returns the clients' sizes."""
-        return FleetSource(self.census.sizes, self.census)
-
-    def held_out_source(self, part: str) -> FleetSource:
-        """Returns the sizes of what nodes hold out of each client."""
-        return FleetSource(self.census.held_out, self.census)
-
-    def val_dataloader(self) -> Any:
-        return self._own("val_dataloader")
-
-    def test_dataloader(self) -> Any:
-        return self._own("test_dataloader")
-
-    def predict_dataloader(self) -> Any:
-        return self._own("predict_dataloader")
-
-    def _own(self, name: str) -> Any:
-        return getattr(self.source, name)() if self.source is not None and overrides(self.source, name) else []
-
-    def teardown(self, stage: str) -> None:
-        if self.source is not None:
-            self.source.teardown(stage)
-
-    def on_exception(self, exception: BaseException) -> None:
-        if self.source is not None:
-            self.source.on_exception(exception)

@@ -2,26 +2,27 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from secrets import token_hex
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.base import ClientTrainer, FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.census import Fleet
 from lightning_fed.engines.fleet.packets import Facts, Tensors, body_of, pack, planted
-from lightning_fed.engines.fleet.replies import Replied, ReplyReader, opened, unlike_most
+from lightning_fed.engines.fleet.replies import Replied, ReplyReader, ids_of, kinds_of, logged_of, opened, unlike_most
 from lightning_fed.engines.fleet.terms import methods_sent, terms_of
 from lightning_fed.engines.full_gradient import FullGradient
-from lightning_fed.errors import FederatedError
+from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["RemoteTrainer"]
+__all__ = ["RemoteTrainer", "Reply"]
 
 # A reply may be so many times as large as the models of its clients, and has room for this besides.
 _MOST_VECTORS, _ROOM = 16, 1 << 20
 # What a node has replied, or why that is nothing.
-_Reply: TypeAlias = tuple[Facts, Tensors] | FederatedError
+Reply: TypeAlias = tuple[Facts, Tensors] | FederatedError
 
 
 class RemoteTrainer(ClientTrainer):
@@ -33,12 +34,15 @@ class RemoteTrainer(ClientTrainer):
     Attributes:
         bytes_down: Bytes of the packets sent in the round.
         bytes_up: Bytes of the replies.
+        needs: What nodes add up over their clients, as a number, where nobody sees a single update; else None.
     """
 
     away = True
+    needs: int | None = None
 
-    def __init__(self, parts: TrainingParts, fleet: Fleet) -> None:
+    def __init__(self, parts: TrainingParts, fleet: Fleet, reducer: RoundReducer) -> None:
         super().__init__(parts)
+        self.reducer, self._reads = reducer, False
         self.fleet, self.trainer, self.reader = fleet, parts.hooks.trainer, ReplyReader(parts)
         self.census = self.trainer.datamodule.census
         start = self.start_gradients
@@ -56,15 +60,19 @@ class RemoteTrainer(ClientTrainer):
         self.said = planted({cb.state_key: cb.state_dict() for cb in self.methods}, self.states, "state")
         self.bytes_down = self.bytes_up = 0
 
+    def elsewhere(self, client: int) -> bool:
+        """Says that what clients keep is at nodes, but for what is kept here of each: after which round it did so."""
+        return not self._reads
+
     def facts(self) -> dict[str, float]:
         return {"fleet/bytes_down": float(self.bytes_down), "fleet/bytes_up": float(self.bytes_up)}
 
-    def _ask(self, kind: str, orders: Mapping[str, Facts], tensors: Tensors) -> dict[str, _Reply]:
+    def _ask(self, kind: str, orders: Mapping[str, Facts], tensors: Tensors) -> dict[str, Reply]:
         """Sends each node a packet, which differ in their facts alone, and opens the replies."""
-        body, common, found = body_of(tensors), {"kind": kind, "round": self.state.round}, dict[str, _Reply]()
+        body, common, found = body_of(tensors), {"kind": kind, "round": self.state.round}, dict[str, Reply]()
         tickets = {node: token_hex(8) for node in orders}
         packets = {node: pack({**facts, **common, "ticket": tickets[node]}, body) for node, facts in orders.items()}
-        replies = self.fleet.ask(packets) if packets else {}
+        replies = self.replies = self.fleet.ask(packets) if packets else {}
         one = _MOST_VECTORS * (8 * self.state.vector.all_numel + self.state.buffers.num_bytes)
         for node, facts in orders.items():
             data = replies.get(node, "it has not replied in time")
@@ -83,7 +91,11 @@ class RemoteTrainer(ClientTrainer):
         """Tells nodes of the run, for which they then get ready; returns those that cannot take part, with why."""
         census = self.census
         facts: Facts = {"sizes": census.sizes.tolist(), "held_out": census.held_out.tolist()}
-        facts |= {"num_classes": self.trainer.datamodule.num_classes, "terms": terms_of(self.trainer)}
+        facts |= {
+            "num_classes": self.trainer.datamodule.num_classes,
+            "terms": terms_of(self.trainer),
+            "needs": self.needs,
+        }
         replies = self._ask("begin", dict.fromkeys(sorted(nodes), facts), {"initial": self.state.initial})
         refused = {node: reply for node, reply in replies.items() if isinstance(reply, FederatedError)}
         self.told |= nodes - refused.keys()
@@ -106,6 +118,7 @@ class RemoteTrainer(ClientTrainer):
         return shares
 
     def _leave_out(self, node: str, clients: Sequence[Client], why: object) -> None:
+        why = repr(why) if isinstance(why, Exception) and not isinstance(why, FederatedError) else why
         for client in clients:
             if client.id not in self.divergence.clients:
                 self.divergence.leave_out(client, FederatedError(f"node {node}: {why}"))
@@ -121,9 +134,11 @@ class RemoteTrainer(ClientTrainer):
         """Says which clients a node trains, and from which of its records of each the run goes on."""
         every = getattr(self.trainer.checkpoint_callback, "every_n_rounds", 1)
         rounds, since = list[int](), torch.zeros(1, dtype=torch.float64)
+        self._reads = True
         for client in own:
             self.state.client_states.recall("fleet", client.id, since)
             rounds.append(int(since))
+        self._reads = False
         saved = max(0, (self.state.round - 1) // every * every)  # a server that is resumed goes back no further
         return {"clients": [client.id for client in own], "since": rounds, "saved": saved}
 
@@ -136,6 +151,10 @@ class RemoteTrainer(ClientTrainer):
             facts["exchange"], tensors["mean"] = [client.id for client in start.clients], start.mean
         shares = self._shares(clients)
         replies = self._ask("train", {node: facts | self._orders(own) for node, own in shares.items()}, tensors)
+        yield from self._entered(shares, replies)
+
+    def _entered(self, shares: dict[str, list[Client]], replies: dict[str, Reply]) -> Iterator[FinishedClient]:
+        """Hands over, in ascending order of id, the clients that enter the round."""
         taken = [one for node, own in shares.items() for one in self._take(node, own, replies[node])]
         unlike = unlike_most(taken)
         for one in sorted(taken, key=lambda one: one.finished.update.client.id):
@@ -147,30 +166,45 @@ class RemoteTrainer(ClientTrainer):
             for series in one.finished.logged:
                 self.recorder.merge(series)
             self.state.optimizer_steps = one.optimizer_steps
-            if one.keeps:
-                self.state.client_states.store("fleet", client.id, torch.tensor([float(client.round)]).double())
+            self._note(client, one.keeps)
             yield one.finished
         self.state.optimizer_steps = 0
 
-    def _take(self, node: str, own: list[Client], reply: _Reply) -> list[Replied]:
+    def _note(self, client: Client, keeps: bool) -> None:
+        """Remembers, in checkpoints too, after which round a client has kept what the run goes on from."""
+        if keeps:
+            self.state.client_states.store("fleet", client.id, torch.tensor([float(client.round)]).double())
+
+    def _take(self, node: str, own: list[Client], reply: Reply) -> list[Replied]:
         """Returns what a node's clients send; leaves out all of them if anything is wrong with it."""
         try:
             if isinstance(reply, FederatedError):
                 raise reply
             facts, tensors = reply
             found, left_out = self.reader.read(own, facts, tensors)
-            samples, gradients = (max(0, int(facts[name])) for name in ("samples", "gradients"))
+            rest = logged_of(kinds_of(facts), facts["rest"])
+            self._count(facts)
         except Exception as error:  # whatever is sent by a node that is broken, of another version or hostile
-            self._leave_out(node, own, error if isinstance(error, FederatedError) else repr(error))
+            self._leave_out(node, own, error)
             return []
-        self.parts.counts.samples += samples
-        self.parts.counts.gradients += gradients
+        self.recorder.merge(rest)
+        self._note_left_out(node, own, left_out)
+        return found
+
+    def _count(self, facts: Facts) -> None:
+        """Adds what a node's training took."""
+        for name in ("samples", "gradients"):
+            expect(type(facts[name]) is int and 0 <= facts[name] < 1 << 48, f"Expected a count of {name}, got another.")
+        self.parts.counts.samples += facts["samples"]
+        self.parts.counts.gradients += facts["gradients"]
+
+    def _note_left_out(self, node: str, own: Sequence[Client], left_out: dict[int, Any]) -> None:
+        """Leaves out those that a node has left out: they have diverged, if it says nothing else."""
         for client in own:
-            if client.id in left_out and left_out[client.id] is None:  # it has diverged there
+            if client.id in left_out and left_out[client.id] is None:
                 self.divergence.leave_out(client)
             elif client.id in left_out:
                 self._leave_out(node, [client], str(left_out[client.id])[:300])
-        return found
 
     def take_at_start(self, clients: Sequence[Client], out: Tensor | None, held_out: bool, losses: Tensor) -> Tensor:
         """Fills gradients at w of clients, shape (n, d), and their losses, shape (n,), with what nodes compute.
@@ -184,16 +218,19 @@ class RemoteTrainer(ClientTrainer):
         for filled in [losses] if out is None else [losses, out]:
             filled.fill_(torch.nan)
         for node, own in shares.items():
-            at = torch.tensor([place[client.id] for client in own], device=losses.device)
             try:
                 reply = replies[node]
                 if isinstance(reply, FederatedError):
                     raise reply
+                left_out, asked = ids_of(reply[0]["left_out"]), {client.id for client in own}
+                expect({*reply[0]["clients"]} == asked - left_out.keys(), "Expected clients that were asked for.")
+                at = torch.tensor([place[client] for client in reply[0]["clients"]], device=losses.device)
                 losses.index_copy_(0, at, reply[1]["losses"].to(losses))
                 if out is not None:
                     out.index_copy_(0, at, reply[1]["rows"].to(out))
+                self._note_left_out(node, own, left_out)
             except Exception as error:  # as in `_take`
-                self._leave_out(node, own, error if isinstance(error, FederatedError) else repr(error))
+                self._leave_out(node, own, error)
         return losses
 
 

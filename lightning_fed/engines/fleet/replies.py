@@ -15,12 +15,12 @@ from lightning_fed.engines.base import FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.packets import Facts, Tensors, unpack, widened
 from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["Replied", "ReplyReader", "opened", "unlike_most"]
+__all__ = ["Replied", "ReplyReader", "ids_of", "kinds_of", "logged_of", "opened", "unlike_most"]
 
 
 @dataclass
 class Replied:
-    """What a client has sent: its update, the steps of optimizers that the module steps, and whether it keeps anything."""
+    """A client's update, steps of optimizers that the module steps by itself, and whether the client keeps anything."""
 
     finished: FinishedClient
     optimizer_steps: int
@@ -57,17 +57,15 @@ class ReplyReader:
             Exception: Of any kind, if a node is broken, of another version or hostile.
         """
         asked = {client.id: client for client in own}
-        left_out = {int(client): why for client, why in facts["left_out"].items()}
+        left_out = ids_of(facts["left_out"])
         ids = [*left_out, *(said["id"] for said in facts["clients"])]
         expect({*ids} <= asked.keys() and len({*ids}) == len(ids), "Expected clients that were asked for, each once.")
-        kinds = [(str(key), LogOptions(*shown), by, bool(default)) for key, shown, by, default in facts["log"]]
-        for key, *_ in kinds:
-            expect_free(key)
+        kinds = kinds_of(facts)
         found = []
         for said in facts["clients"]:
             at = f"{said['id']}."
             mine = {name[len(at) :]: tensors.pop(name) for name in [*tensors] if name.startswith(at)}
-            logged = _logged(kinds, mine.pop("log", None))
+            logged = logged_of(kinds, mine.pop("log", torch.empty(0)).tolist())
             found.append(self._replied(asked[said["id"]], said, mine, logged))
             expect(not mine, f"Expected nothing else of client {said['id']}, got {next(iter(mine), '')[:100]!r}.")
         expect(not tensors, f"Expected nothing else of a node, got {next(iter(tensors), '')[:100]!r}.")
@@ -138,10 +136,23 @@ def _finite(name: str, value: Tensor, like: Tensor | None = None) -> Tensor:
     return value if like is None else value.to(like.device)
 
 
-def _logged(kinds: list[Any], numbers: Tensor | None) -> dict[str, LoggedValue]:
+def ids_of(left_out: dict[str, Any]) -> dict[int, Any]:
+    """Returns why clients are left out, by their ids, which JSON has as text."""
+    return {int(client): why for client, why in left_out.items()}
+
+
+def kinds_of(facts: Facts) -> list[Any]:
+    """Returns the names that clients logged, with how each is shown and reduced; refuses those of the trainer's own."""
+    kinds = [(str(key), LogOptions(*shown), by, bool(default)) for key, shown, by, default in facts["log"]]
+    for key, *_ in kinds:
+        expect_free(key)
+    return kinds
+
+
+def logged_of(kinds: list[Any], rows: list[list[float]]) -> dict[str, LoggedValue]:
     """Returns what a client logged, by name, from four numbers each: which name, total, weight and last value."""
     found: dict[str, LoggedValue] = {}
-    for at, total, weight, last in [] if numbers is None else numbers.tolist():
+    for at, total, weight, last in rows:
         key, shown, by, default = kinds[int(at)]
         found[key] = value = LoggedValue(shown, by, default)
         value.total, value.weight, value.last = total, weight, last

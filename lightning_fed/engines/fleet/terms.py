@@ -12,6 +12,7 @@ from lightning_fed.callbacks import ClientEvaluation, FrozenParameters, Payload
 from lightning_fed.callbacks.payload import payloads_of
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.hooks import FederatedCallback, is_stock
+from lightning_fed.core.updates import Need
 from lightning_fed.core.user_code import describe
 from lightning_fed.distributed.consistency import checksum
 from lightning_fed.errors import expect
@@ -108,6 +109,8 @@ def expect_carried(trainer: Any) -> None:
             f"{kind.__name__}, which reads or changes clients while they train at their nodes: leave it out of "
             "`--trainer.callbacks`, or derive it from ClientAlgorithm.",
         )
+    if getattr(trainer.fleet, "sums_only", False):
+        _expect_sums(trainer)
     payloads = payloads_of(trainer.callbacks)
     for packs, later in zip(payloads, payloads[1:], strict=False):
         first, then = type(packs).__name__, type(later).__name__
@@ -115,4 +118,20 @@ def expect_carried(trainer: Any) -> None:
             not packs.packs,
             f"Expected nothing to change what {first} packs, over a fleet, got {then} after it: put {first} last in "
             "`--trainer.callbacks`.",
+        )
+
+
+def _expect_sums(trainer: Any) -> None:
+    """Refuses what reads single clients where the server sees sums alone: ``Need`` says who does."""
+    ours = [callback for callback in trainer.callbacks if isinstance(callback, FederatedCallback)]
+    for each in ours:
+        needs = each.all_needs if isinstance(each, Aggregator) else each.needs
+        rounds = range(1, trainer.options.max_rounds + 1)
+        looks = type(each).on_client_entered is not FederatedCallback.on_client_entered and not runs_at_nodes(each)
+        reads = needs & ~Need.SUMS or looks or any(each.start_gradients(at) == "cohort" for at in rounds)
+        expect(
+            not reads,
+            "Expected methods and diagnostics that read sums over clients, as the fleet shows no more, got "
+            f"{getattr(each, 'label', type(each).__name__)}, which reads what single clients send: change it, or use "
+            "a fleet that shows single updates.",
         )

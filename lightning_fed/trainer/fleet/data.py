@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from lightning_fed.data.batch_sources import BatchSource, WrappedSource
 from lightning_fed.data.split import Split
+from lightning_fed.engines.fleet.data import WrappedData
 from lightning_fed.errors import expect, expect_count
 
 __all__ = ["NodeData", "NumberedSource"]
@@ -52,7 +52,7 @@ class NumberedSource(WrappedSource):
         return inner.gather(*rows)
 
 
-class NodeData(LightningDataModule):
+class NodeData(WrappedData):
     """Wraps a data module whose client k is client ``clients[k]`` of the fleet, or one that has more than these.
 
     Attributes:
@@ -62,28 +62,15 @@ class NodeData(LightningDataModule):
     num_classes: int | None = None
 
     def __init__(self, source: Any, clients: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__(source)
         expect(clients and len({*clients}) == len(clients), f"Expected the node's clients, each once, got {clients!r}.")
-        self.source, self.clients = source, sorted(expect_count("clients", int(each), 0) for each in clients)
+        self.clients = sorted(expect_count("clients", int(each), 0) for each in clients)
         self._given, nobody = list(clients), [0] * (max(self.clients) + 1)
         self._sizes = {"train": nobody, "held_out": nobody}  # of all clients of the fleet, once the server tells them
 
     def take_in(self, sizes: list[int], held_out: list[int], num_classes: int | None) -> None:
         """Takes over what the server knows of all clients of the fleet: their samples, shape (N,), and C."""
         self._sizes, self.num_classes = {"train": sizes, "held_out": held_out}, num_classes
-
-    def __getattr__(self, name: str) -> Any:
-        """Looks up what models and callbacks ask for in the data module."""
-        if name.startswith("_") or "source" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.source, name)
-
-    def prepare_data(self) -> None:
-        self.source.prepare_data()
-
-    def setup(self, stage: str) -> None:
-        self.source.trainer = self.trainer
-        self.source.setup(stage)
 
     def _places(self, sizes: Any) -> dict[int, int]:
         """Returns the number that each client has in the data module."""
@@ -106,11 +93,6 @@ class NodeData(LightningDataModule):
         return NumberedSource(source, self._places(source.sizes), self._sizes["held_out"])
 
     @property
-    def labels(self) -> Any:
-        """The class of each sample of the data module; None if they are not known."""
-        return getattr(self.source, "labels", None)
-
-    @property
     def split(self) -> Split:
         """The samples of each client of the fleet, shape (N,); none of those elsewhere."""
         own = self.source.split
@@ -120,7 +102,7 @@ class NodeData(LightningDataModule):
 
     def class_counts(self) -> Tensor | None:
         """Counts the samples of this node's clients and classes, shape (k, C); None if labels are not known."""
-        labels, classes = self.labels, getattr(self.source, "num_classes", None)
+        labels, classes = (getattr(self.source, name, None) for name in ("labels", "num_classes"))
         if labels is None or classes is None:
             return None
         counts: Any = self.split.class_counts(labels, classes)[self.clients]
@@ -128,9 +110,3 @@ class NodeData(LightningDataModule):
 
     def val_dataloader(self) -> list[Any]:
         return []
-
-    def teardown(self, stage: str) -> None:
-        self.source.teardown(stage)
-
-    def on_exception(self, exception: BaseException) -> None:
-        self.source.on_exception(exception)

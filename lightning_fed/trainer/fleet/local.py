@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+from lightning_fed.engines.fleet.packets import Tensors, pack, unpack
 from lightning_fed.trainer.fleet.node import Node
 
-__all__ = ["LocalFleet"]
+__all__ = ["LocalFleet", "SummingFleet"]
 
 
 class LocalFleet:
@@ -29,3 +30,17 @@ class LocalFleet:
         """Ends the run at all nodes."""
         for node in self.nodes.values():
             node.close()
+
+
+class SummingFleet(LocalFleet):
+    """A fleet that shows the server sums over nodes alone, as secure aggregation does; here nothing is secret."""
+
+    sums_only = True
+
+    def ask(self, packets: Mapping[str, bytes]) -> dict[str, bytes | str]:
+        """Returns each node's counts, and by the name "" the sums over all nodes."""
+        read = {name: unpack(reply) for name, reply in super().ask(packets).items() if isinstance(reply, bytes)}
+        sums: Tensors = {}
+        for _, tensors in read.values():
+            sums |= {name: sums[name] + value if name in sums else value for name, value in tensors.items()}
+        return {"": pack({}, sums), **{name: pack(facts, {}) for name, (facts, _) in read.items()}}

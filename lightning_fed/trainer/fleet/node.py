@@ -22,7 +22,7 @@ from lightning_fed.engines.fleet.packets import Facts, Tensors, pack, restored, 
 from lightning_fed.engines.fleet.terms import expect_same_terms, methods_sent, runs_at_nodes, terms_of
 from lightning_fed.errors import FederatedError, expect
 from lightning_fed.trainer.fleet.data import NodeData
-from lightning_fed.trainer.fleet.outbox import Outbox
+from lightning_fed.trainer.fleet.outbox import Outbox, SumsBox
 from lightning_fed.trainer.options import expect_datamodule, expect_module
 from lightning_fed.trainer.setup import attached, prepare
 from lightning_fed.trainer.trainer import FederatedTrainer
@@ -125,7 +125,7 @@ class Node:
         trainer.hooks("on_fit_start")
         with recording(self.module, state.recorder):
             trainer.hooks("on_train_start")
-        self.outbox = Outbox(state)
+        self.outbox = Outbox(state) if facts["needs"] is None else SumsBox(state, Need(facts["needs"]))
         self.engine = make_engine(state, trainer.options, trainer.hooks, self.outbox)
         self.engine.divergence.reports = True
         self.start, self.methods = self.engine.start_gradients, methods_sent(trainer.callbacks)
@@ -186,16 +186,16 @@ class Node:
         self._load(facts, tensors)
         state, start = self.state, self.start
         with self._recalled(facts) as (here, lost):
-            expect(not lost, next(iter(lost.values()), ""))
             clients = tuple(Client(each, int(state.source.sizes[each]), state.round) for each in here)
             rows = state.weights.new_empty(len(clients), state.weights.numel()) if facts["rows"] else None
             computes = start.own_losses if facts["held_out"] and start.own_losses is not None else start.full_gradient
             losses = computes.compute_at_start(clients, rows)
             state.load_global_model()
+        said: Facts = {"clients": here, "left_out": {str(client): why for client, why in lost.items()}}
         if rows is None:
-            return {}, {"losses": losses}
+            return said, {"losses": losses}
         self._taken = {client.id: (rows[at], losses[at]) for at, client in enumerate(clients)}
-        return {}, {"losses": losses, "rows": rows}
+        return said, {"losses": losses, "rows": rows}
 
     # What clients keep
 

@@ -13,11 +13,11 @@ from lightning.pytorch import Callback
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.callbacks import FederatedCheckpoint
-from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedPer
+from lightning_fed.client_algorithms import SCAFFOLD, ClientAlgorithm, FedGA, FedPer
 from lightning_fed.engines.fleet.packets import pack, unpack
 from lightning_fed.trainer.fleet import LocalFleet, Node
 from tests.composition.composition_parts import start
-from tests.parts import federated_trainer
+from tests.parts import federated_trainer, quick_first
 from tests.trainer.fleet.fleets import SHARES, data_of, fit, fleet_of
 
 Trouble = Callable[[LocalFleet, int, dict[str, bytes]], None]
@@ -73,7 +73,8 @@ def disturbed(folder: Path, trouble: Trouble, *more: Any, keeps: bool = False) -
 @contextmanager
 def named(*said: str) -> Iterator[None]:
     """What is said of those left out."""
-    with pytest.warns(UserWarning) as caught:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         yield
     assert all(any(words in str(one.message) for one in caught) for words in said), [str(one.message) for one in caught]
 
@@ -159,18 +160,22 @@ def test_clients_that_a_run_does_not_know_wait_for_the_next(tmp_path: Path, with
 
 
 class Killed(Callback):
+    """Ends the server in its round 4, once."""
+
+    lives = True
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.round == 4:
+        if trainer.round == 4 and self.lives:
+            self.lives = False
             raise KeyError("power cut")
 
 
 def test_a_resumed_server_has_the_numbers_of_an_undisturbed_one(tmp_path: Path, without: Any) -> None:
-    fleet = fleet_of(lambda: make(tmp_path))
+    fleet, killed = fleet_of(lambda: make(tmp_path)), Killed()
     saving = {"enable_checkpointing": True, "name": "run"}
     with pytest.raises(KeyError, match="power cut"):  # after round 4, which its checkpoint of round 2 does not know
-        fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), Killed(), **saving), fleet)
-    (path,) = tmp_path.glob("run/*/checkpoints/last.ckpt")
-    trainer = fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), **saving), fleet, ckpt_path=str(path))
+        fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), killed, **saving), fleet)
+    trainer = fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), killed, **saving), fleet, ckpt_path="last")
     assert trainer.resumed
     assert torch.equal(trainer.weights, without())
 
@@ -195,6 +200,9 @@ def tell(name: str, value: Any) -> Callable[[bytes], bytes]:
 DEEP = b'{"__metadata__":' + b"[" * 100_000
 HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another shape": (put("4.delta", torch.zeros(3).double()), "of the shape asked for"),
+    "far too many bytes": (lambda reply: reply + bytes(1 << 21), "a reply of at most"),
+    "cut off": (lambda reply: reply[:-8], "got none"),
+    "no packet": (lambda reply: b"hello", "got none"),
     "another dtype": (put("4.delta", torch.zeros(54)), "of the shape asked for"),
     "NaN": (put("5.delta", torch.full((45,), torch.nan).double()), "to be finite"),
     "infinity in a sum": (put("4.sum.SCAFFOLD", torch.full((45,), torch.inf).double()), "to be finite"),
@@ -212,16 +220,13 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "packed as nobody packs": (tell("packed", {"values": [8, [1], "U8"]}), "got one that was packed"),
     "a reserved column": (changed(lambda f, t: f["log"][0].__setitem__(0, "comm/bytes_up")), "comm/bytes_up"),
     "a mean over nothing": (put("4.log", torch.tensor([[0.0, 1.0, 0.0, 0.0]]).double()), "over nothing"),
-    "far too many bytes": (lambda reply: reply + bytes(1 << 21), "a reply of at most"),
-    "cut off": (lambda reply: reply[:-8], "got none"),
-    "no packet": (lambda reply: b"hello", "got none"),
     "a header without end": (lambda reply: len(DEEP).to_bytes(8, "little") + DEEP, "got none"),
     "other facts": (lambda reply: pack({"ticket": unpack(reply)[0]["ticket"]}, {}), "left_out"),
     "a pickle": (lambda reply: b"\x80\x04\x95" + bytes(64), "got none"),
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", quick_first(12, HOSTILE))
 def test_a_hostile_reply_is_refused_named_and_counted(name: str, tmp_path: Path, without: Any) -> None:
     edit, words = HOSTILE[name]
     rows = Rows()
@@ -233,14 +238,14 @@ def test_a_hostile_reply_is_refused_named_and_counted(name: str, tmp_path: Path,
     fleet = fleet_of(lambda: make(tmp_path), Troubled)
     fleet.trouble = trouble
     with named("node c: ", words):
-        trainer = fit(make(tmp_path, rows, max_rounds=3), fleet)
-    assert rows.failed[1:] == ([1, 0] if name == "a sum of another shape" else [2, 0])
-    assert trainer.weights.isfinite().all()
+        trainer = fit(make(tmp_path, rows), fleet)
+    alone = name == "a sum of another shape"  # of which client 4 alone is refused
+    assert rows.failed[1:3] == [1 if alone else 2, 0]
+    assert torch.equal(trainer.weights, without(2)) != alone
 
 
 def test_an_exchange_goes_on_without_a_node_that_is_lost(tmp_path: Path) -> None:
     """FedGA's gradients: the mean is over those that came."""
-    from lightning_fed.client_algorithms import FedGA
 
     class Deaf(LocalFleet):
         def ask(self, packets: Any) -> Any:

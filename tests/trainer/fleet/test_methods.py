@@ -1,6 +1,6 @@
 """Every aggregator, mask, client algorithm and payload over a fleet gives what it gives in one process."""
 
-from itertools import cycle
+from itertools import cycle, repeat
 from typing import Any
 
 import pytest
@@ -24,11 +24,13 @@ from tests.trainer.fleet.fleets import fit, fleet_of, rows_of, same_buffers
 # Together, as each has a half of its own; those that go with one rule, or with one step, are by themselves.
 LOCAL = {**ALONE, **BESIDE, **UNSENT, **LATE}
 FREE = [name for name, local in LOCAL.items() if not (local.rule or local.full_batch or local.given)]
+_masks = cycle(MASKS)
 METHODS = [
     *zip(
         RULES,
-        [next(masks) if rule in MASKED else "none" for masks in [cycle(MASKS)] for rule in RULES],
-        FREE + ["none"] * len(RULES),
+        [next(_masks) if rule in MASKED else "none" for rule in RULES],
+        [*FREE, *repeat("none", len(RULES) - len(FREE))],
+        strict=True,
     ),
     *((local.rule or "FedAvg", "none", name) for name, local in LOCAL.items() if name not in FREE),
 ]
