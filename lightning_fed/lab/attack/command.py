@@ -110,8 +110,9 @@ def main(words: list[str]) -> int:
     rows = {name: _figures(attack, options.bootstrap, options.draw_seed) for name, attack in attacks.items()}
     folder = Path(given["output"] or (config.parent if config is not None else "."))
     print(f"membership inference on {checkpoint}: {len(members.labels)} training and as many test samples\n")
-    lines = [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
-    print(aligned([["attack", *_TITLES], *lines]))
+    audited = {name: f"{len(attack.members)} + {len(attack.others)}" for name, attack in attacks.items()}
+    lines = [[name, audited[name], *(f"{v:.3f} [{a:.3f}, {b:.3f}]" for v, a, b in row)] for name, row in rows.items()]
+    print(aligned([["attack", "audited", *_TITLES], *lines]))
     privacy = _privacy_of(cli.trainer, checkpoint.absolute().parent.parent / "metrics.csv")
     print(f"\n{_note(len(attacks['loss'].others), privacy)}")
     written = _write(attacks, rows, folder, privacy)

@@ -132,10 +132,7 @@ def bootstrap_interval(
 
 
 def roc_figure(attacks: Mapping[str, tuple[Tensor, Tensor, float]], privacy: tuple[float, float] | None) -> "Figure":
-    """Draws the ROC curve of each attack, as steps on logarithmic axes, next to guessing and what (ε, δ) allows.
-
-    An attack has the scores of members and of others, and its threshold.
-    """
+    """Draws the ROC curve of each attack, as steps on logarithmic axes, next to guessing and what (ε, δ) allows."""
     from matplotlib.figure import Figure
 
     least = 1 / max(len(scores) for attack in attacks.values() for scores in attack[:2])

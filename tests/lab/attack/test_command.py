@@ -154,6 +154,7 @@ def test_writes_table_and_picture_beside_the_run(attack: Callable[..., str], run
         assert [row[name + end] for name in figures for end in ("", "_low", "_high")] == [1.0] * 12
     assert imread(run / "attack.png").std() > 0
     assert "40 training and as many test samples" in said
+    assert said.count("20 + 20") == 2
     assert "TPR at 1 % FPR and below allow no false positive at all" in said
     assert "written: " in said
     assert not any(Path.cwd().glob("*.png"))
