@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lightning_fed.callbacks import CentralDP, LocalDP
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.cli.federated_cli import FederatedCLI, parser_of
 from lightning_fed.core.files import png, write_atomically
@@ -24,14 +25,11 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack import figures
 from lightning_fed.lab.attack.options import FIGURES, TABLE, AttackOptions, expect_sound_attack
 from lightning_fed.lab.common import aligned, csv_text
-from lightning_fed.lab.report.plots import COLOURS
+from lightning_fed.lab.report.load import read_metrics
 from lightning_fed.models.classifier import class_scores
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.evaluation import named_loaders
 from lightning_fed.trainer.options import expect_datamodule
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["Build", "Outputs", "main", "make_parser", "read_outputs", "shadow_confidences"]
 
@@ -101,7 +99,7 @@ def main(words: list[str]) -> int:
     expect_sound_attack(options, "--")
     data = expect_datamodule(cli.model, cli.datamodule, train=None)
     members, others = read_outputs(cli.trainer, cli.model, data, checkpoint, options)
-    attacks = _attacks(members, others)
+    attacks = _attacks(members, others) | _attack_on_clients(data, members, others, options)
     if options.shadows:
         with TemporaryDirectory() as runs:
             build = partial(_build_shadow, words, cli.trainer.seed, runs)
@@ -112,10 +110,12 @@ def main(words: list[str]) -> int:
     rows = {name: _figures(attack, options.bootstrap, options.draw_seed) for name, attack in attacks.items()}
     folder = Path(given["output"] or (config.parent if config is not None else "."))
     print(f"membership inference on {checkpoint}: {len(members.labels)} training and as many test samples\n")
-    lines = [[name, *(f"{v:.3f} [{low:.3f}, {high:.3f}]" for v, low, high in row)] for name, row in rows.items()]
-    print(aligned([["attack", *_TITLES], *lines]))
-    print(f"\n{_note(len(attacks['loss'].others))}")
-    written = _write(attacks, rows, folder)
+    audited = {name: f"{len(attack.members)} + {len(attack.others)}" for name, attack in attacks.items()}
+    lines = [[name, audited[name], *(f"{v:.3f} [{a:.3f}, {b:.3f}]" for v, a, b in row)] for name, row in rows.items()]
+    print(aligned([["attack", "audited", *_TITLES], *lines]))
+    privacy = _privacy_of(cli.trainer, checkpoint.absolute().parent.parent / "metrics.csv")
+    print(f"\n{_note(len(attacks['loss'].others), privacy)}")
+    written = _write(attacks, rows, folder, privacy)
     print("\nwritten: " + ", ".join(map(str, written)))
     return 0
 
@@ -159,10 +159,24 @@ def _attacks(members: Outputs, others: Outputs) -> dict[str, _Attack]:
     }
 
 
+def _attack_on_clients(data: Any, members: Outputs, others: Outputs, options: AttackOptions) -> dict[str, _Attack]:
+    """Tells clients that train from those held out by their mean confidence; empty without two of the latter."""
+    if options.test_set not in (None, "unseen") or not isinstance(data, FederatedDataModule):
+        return {}
+    inside = torch.from_numpy(np.cumsum(np.asarray(data.train_source().sizes)))
+    outside = torch.from_numpy(data.division.unseen.owners)
+    known = others.rows < len(outside)  # after them come test samples of unseen users
+    owners = torch.searchsorted(inside, members.rows, right=True), outside[others.rows[known]]
+    scores = map(figures.client_means, (members.confidences, others.confidences[known]), owners)
+    generator = torch.Generator().manual_seed(options.draw_seed)
+    drawn = [each[torch.randperm(len(each), generator=generator)] for each in scores]
+    return {"client": _by_threshold(*drawn)} if min(map(len, drawn)) > 1 else {}
+
+
 def _by_threshold(members: Tensor, others: Tensor) -> _Attack:
     """Uses the scores directly, with the best threshold on the attackers' half."""
-    half = len(members) // 2
-    return _Attack(members[half:], others[half:], figures.best_threshold(members[:half], others[:half]))
+    half, rest = len(members) // 2, len(others) // 2
+    return _Attack(members[half:], others[rest:], figures.best_threshold(members[:half], others[:rest]))
 
 
 def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:
@@ -172,44 +186,34 @@ def _figures(attack: _Attack, repeats: int, seed: int) -> list[list[float]]:
     return torch.cat([figures.attack_figures(*attack, levels)[None], ends]).T.tolist()
 
 
-def _note(count: int) -> str:
+def _privacy_of(trainer: FederatedTrainer, metrics: Path) -> tuple[float, float] | None:
+    """Returns ε after the run's last round, and δ, of its clients; None without."""
+    deltas = [callback.delta for callback in trainer.callbacks if isinstance(callback, (CentralDP, LocalDP))]
+    columns = read_metrics(metrics) if deltas and metrics.is_file() else {}
+    spent = columns.get("privacy/epsilon", columns.get("privacy/local_epsilon"))
+    return None if spent is None else (spent[max(spent)], deltas[0])
+
+
+def _note(count: int, privacy: tuple[float, float] | None) -> str:
     note = f"On {count} training and {count} test samples that no attacker was fitted on, with 95 % CIs."
-    few = [title for title, level in _LEVELS.items() if count * level < 1]
-    return note if not few else f"{note} With so few samples, {few[0]} and below allow no false positive at all."
+    if few := [title for title, level in _LEVELS.items() if count * level < 1]:
+        note += f" With so few samples, {few[0]} and below allow no false positive at all."
+    if privacy is not None:
+        most = 100 * float(figures.most_true(torch.tensor(0.01), *privacy))
+        note += f"\nAt ε = {privacy[0]:.4g}, δ = {privacy[1]:g} TPR on clients is at most {most:.4g} % at 1 % FPR."
+    return note
 
 
-def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, list[list[float]]], folder: Path) -> list[Path]:
+def _write(attacks: Mapping[str, _Attack], rows: Mapping[str, Any], folder: Path, privacy: Any) -> list[Path]:
     columns = [name + end for name in FIGURES for end in ("", "_low", "_high")]
     lines: list[list[object]] = [["attack", "members", "others", *columns]]
     for name, row in rows.items():
         counts = [len(attacks[name].members), len(attacks[name].others)]
         lines.append([name, *counts, *(value for figure in row for value in figure)])
-    contents = {TABLE: csv_text(lines).encode(), "attack.png": png(_roc_figure(attacks), dpi=150)}
+    contents = {TABLE: csv_text(lines).encode(), "attack.png": png(figures.roc_figure(attacks, privacy), dpi=150)}
     for name, content in contents.items():
         write_atomically(folder / name, content, "--output")
     return [folder / name for name in contents]
-
-
-def _roc_figure(attacks: Mapping[str, _Attack]) -> "Figure":
-    """Draws the ROC curve of each attack, as steps on logarithmic axes, next to that of guessing."""
-    from matplotlib.figure import Figure
-
-    least = 1 / max(len(scores) for attack in attacks.values() for scores in attack[:2])
-    figure = Figure(figsize=(5.0, 4.6), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([least, 1], [least, 1], "--", color="0.5", linewidth=1.0, label="guessing")
-    for colour, (name, (members, others, _)) in zip(COLOURS, attacks.items(), strict=False):
-        false, true, _ = figures.roc_curve(members, others)
-        # A logarithmic axis has no 0: points without a false positive are drawn at the left edge.
-        axes.step(false.clamp(min=least / 2), true, where="post", color=colour, linewidth=1.6, label=name)
-    axes.set(
-        xscale="log", yscale="log", xlim=(least / 2, 1), ylim=(least / 2, 1.05),
-        xlabel="false positive rate", ylabel="true positive rate",
-    )  # fmt: skip
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
-    return figure
 
 
 def read_outputs(

@@ -2,16 +2,27 @@
 
 Yeom et al., "Privacy Risk in Machine Learning", CSF 2018 (the loss as a score); Tenison et al., "Gradient Masked
 Averaging for Federated Learning", TMLR 2023, appendix F (a logistic regression on logits); Carlini et al., "Membership
-Inference Attacks From First Principles", S&P 2022 (log-odds of the label, true positives at few false positives).
+Inference Attacks From First Principles", S&P 2022 (log-odds of the label, true positives at few false positives);
+Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015 (the most that any test can do).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["attack_figures", "best_threshold", "bootstrap_interval", "confidences", "logistic_scores", "roc_curve"]
+from lightning_fed.lab.report.plots import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "attack_figures", "best_threshold", "bootstrap_interval", "client_means", "confidences", "logistic_scores",
+    "most_true", "roc_curve", "roc_figure",
+]  # fmt: skip
 
 _COVERAGE = 0.95
 
@@ -24,6 +35,22 @@ def confidences(logits: Tensor, labels: Tensor) -> Tensor:
     """
     own = labels[:, None]
     return logits.gather(1, own)[:, 0] - logits.scatter(1, own, -torch.inf).logsumexp(dim=1)
+
+
+def client_means(scores: Tensor, owners: Tensor) -> Tensor:
+    """Returns the mean score of each client that owns a sample, in ascending order of id; float64."""
+    counts = torch.bincount(owners)
+    return (torch.bincount(owners, scores) / counts)[counts > 0]
+
+
+def most_true(false: Tensor, epsilon: float, delta: float) -> Tensor:
+    """Returns the largest true positive rate of any test, for false positive rates, of what has (ε, δ)-privacy.
+
+    TPR <= min(1, e^ε FPR + δ, 1 - e^(-ε) (1 - δ - FPR)), so that the balanced accuracy is at most (e^ε + δ) /
+    (e^ε + 1); with ε = δ = 0 it is guessing.
+    """
+    factor = math.exp(min(epsilon, 700.0))
+    return torch.minimum(factor * false + delta, 1 - (1 - delta - false) / factor).clamp(max=1)
 
 
 def logistic_scores(members: Tensor, others: Tensor, logits: Tensor) -> Tensor:
@@ -102,3 +129,28 @@ def bootstrap_interval(
         figures.append(attack_figures(inside, outside, threshold, levels))
     ends = torch.tensor([(1 - _COVERAGE) / 2, (1 + _COVERAGE) / 2], dtype=torch.float64)
     return torch.stack(figures).quantile(ends, dim=0)
+
+
+def roc_figure(attacks: Mapping[str, tuple[Tensor, Tensor, float]], privacy: tuple[float, float] | None) -> "Figure":
+    """Draws the ROC curve of each attack, as steps on logarithmic axes, next to guessing and what (ε, δ) allows."""
+    from matplotlib.figure import Figure
+
+    least = 1 / max(len(scores) for attack in attacks.values() for scores in attack[:2])
+    figure = Figure(figsize=(5.0, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([least, 1], [least, 1], "--", color="0.5", linewidth=1.0, label="guessing")
+    for colour, (name, (members, others, _)) in zip(COLOURS, attacks.items(), strict=False):
+        false, true, _ = roc_curve(members, others)
+        # A logarithmic axis has no 0: points without a false positive are drawn at the left edge.
+        axes.step(false.clamp(min=least / 2), true, where="post", color=colour, linewidth=1.6, label=name)
+    if privacy is not None:
+        false = torch.logspace(-6, 0, 200, dtype=torch.float64)
+        axes.plot(false, most_true(false, *privacy), ":", color="0.3", label="most that ε allows, clients")
+    axes.set(
+        xscale="log", yscale="log", xlim=(least / 2, 1), ylim=(least / 2, 1.05),
+        xlabel="false positive rate", ylabel="true positive rate",
+    )  # fmt: skip
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    return figure

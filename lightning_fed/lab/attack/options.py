@@ -18,7 +18,9 @@ FIGURES = ("accuracy", "auc", "tpr_at_0.01", "tpr_at_0.001")
 """Columns of that file; each has two more for its interval, ``_low`` and ``_high``."""
 
 COLUMNS = tuple(
-    f"attack/{attack}/{figure}" for attack in ("logistic_regression", "loss", "calibrated") for figure in FIGURES
+    f"attack/{attack}/{figure}"
+    for attack in ("logistic_regression", "loss", "client", "calibrated")
+    for figure in FIGURES
 )
 """The columns that a study may report."""
 
@@ -28,7 +30,7 @@ class AttackOptions:
     """The options of `lightning-fed attack`.
 
     Args:
-        test_set: Name of the test set, if the data have several.
+        test_set: Name of the test set, if the data have several; with `unseen` whole clients are attacked too.
         samples: Largest number of training samples, and of test samples (default: all).
         draw_seed: Seed of all random draws: samples, halves, bootstrap.
         shadows: Number of shadow models to train for the calibrated attack, an even number.

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from torch.utils.data import TensorDataset
 from lightning_fed.cli import main
 from lightning_fed.data import Augmentation, FederatedDataModule, PowerLaw
 from lightning_fed.errors import FederatedError
+from lightning_fed.lab.attack import command
 from lightning_fed.lab.attack.command import Outputs, read_outputs, shadow_confidences
-from lightning_fed.lab.attack.options import AttackOptions
+from lightning_fed.lab.attack.options import COLUMNS, AttackOptions, attack_columns
 from lightning_fed.models import Classifier
 from lightning_fed.trainer import FederatedTrainer
 
@@ -69,10 +71,20 @@ class Numbers(FederatedDataModule):
         kind: ``plain``; ``alike``, the test samples are the training samples; ``real``, targets are no labels;
             ``single``, batches have no labels.
         client_test_fraction: As of every data module.
+        num_clients: As of every data module.
+        unseen_clients: As of every data module.
         **kwargs: Options of every data module.
     """
 
-    def __init__(self, test: int = 40, kind: str = "plain", client_test_fraction: float = 0.0, **kwargs) -> None:
+    def __init__(
+        self,
+        test: int = 40,
+        kind: str = "plain",
+        client_test_fraction: float = 0.0,
+        num_clients: int = 5,
+        unseen_clients: int = 0,
+        **kwargs,
+    ) -> None:
         train, tests = rows(1000, 60), rows(1000 if kind == "alike" else 0, test)
         sets = [TensorDataset(x, torch.zeros(len(x), dtype=torch.int64)) for x in (train, tests)]
         if kind == "real":
@@ -80,7 +92,8 @@ class Numbers(FederatedDataModule):
         elif kind == "single":
             sets = [TensorDataset(x) for x in (train, tests)]
         given = {
-            "num_clients": 5,
+            "num_clients": num_clients,
+            "unseen_clients": unseen_clients,
             "client_test_fraction": client_test_fraction,
             "test_dataset": sets[1] if test else None,
             **kwargs,
@@ -141,6 +154,7 @@ def test_writes_table_and_picture_beside_the_run(attack: Callable[..., str], run
         assert [row[name + end] for name in figures for end in ("", "_low", "_high")] == [1.0] * 12
     assert imread(run / "attack.png").std() > 0
     assert "40 training and as many test samples" in said
+    assert said.count("20 + 20") == 2
     assert "TPR at 1 % FPR and below allow no false positive at all" in said
     assert "written: " in said
     assert not any(Path.cwd().glob("*.png"))
@@ -197,6 +211,43 @@ def test_the_model_and_the_data_are_left_as_they_were(run: Path) -> None:
     trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
     read_outputs(trainer, module, data, run / "checkpoints" / "last.ckpt", AttackOptions())
     assert not {"predict_step", "predict_dataloader"} & (vars(module).keys() | vars(data).keys())
+
+
+def test_clients_held_out_are_told_from_those_that_train(attack: Callable[..., str], run: Path) -> None:
+    said = attack("--ckpt_path", str(run), "--data.num_clients=12", "--data.unseen_clients=5", "--test_set=unseen")
+    row = table(run / "attack.csv")["client"]
+    assert (row["members"], row["others"]) == (4, 3)  # halves of 7 and of 5 clients fit the threshold
+    assert {f"attack/client/{name}" for name in ("accuracy", "auc", "tpr_at_0.01")} <= set(COLUMNS)
+    assert attack_columns(run / "attack.csv")["attack/client/auc"] == row["auc"]
+    assert "TPR on clients" not in said
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True, "batch_size": 6, "partitioner": PowerLaw()}])
+def test_a_client_has_the_mean_score_of_its_own_samples(
+    run: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The confidence of a sample is its number here, so that the numbers of each client say its score."""
+    data, drawn = Numbers(90, num_clients=12, unseen_clients=5, **options), []
+    members, others = outputs(run, data, test_set="unseen")
+    monkeypatch.setattr(command, "_by_threshold", lambda *scores: drawn.extend(scores))
+    command._attack_on_clients(data, members, others, AttackOptions("unseen"))
+    split, unseen = data.division.split, data.division.unseen
+    sides = (drawn[0], members, split.index, split.owners), (drawn[1], others, unseen.rows, unseen.owners)
+    for found, side, index, owners in sides:
+        own = [[n / 100 for n in numbers(side) if n - 1000 in index[owners == client]] for client in np.unique(owners)]
+        assert sorted(found.tolist()) == pytest.approx(sorted(np.mean(each) for each in own if each), rel=1e-5)
+    assert command._attack_on_clients(data, members, others, AttackOptions("test")) == {}
+    assert command._attack_on_clients(Numbers(), members, others, AttackOptions()) == {}
+
+
+def test_says_what_epsilon_of_the_run_allows(attack: Callable[..., str], run: Path) -> None:
+    words = "--trainer.callbacks CentralDP --trainer.callbacks.clip 1 --trainer.callbacks.noise 1"
+    words = ["--ckpt_path", str(run), *words.split(), "--trainer.callbacks.delta=0.01"]
+    assert "TPR on clients" not in attack(*words)  # no row has an ε
+    (run / "metrics.csv").write_text("round,privacy/epsilon\n1,1.0\n2,2.0\n3,\n")
+    said = attack(*words)
+    assert "At ε = 2, δ = 0.01 TPR on clients is at most 8.389 % at 1 % FPR." in said  # e² 0.01 + 0.01
+    assert "TPR on clients" not in attack("--ckpt_path", str(run))
 
 
 CLASSIFIER = (

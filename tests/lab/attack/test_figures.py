@@ -12,8 +12,10 @@ from lightning_fed.lab.attack.figures import (
     attack_figures,
     best_threshold,
     bootstrap_interval,
+    client_means,
     confidences,
     logistic_scores,
+    most_true,
     roc_curve,
 )
 
@@ -120,3 +122,34 @@ def test_the_logistic_regression_is_at_the_minimum_of_its_objective() -> None:
 def test_a_constant_logit_is_no_obstacle() -> None:
     for inside, outside in product((torch.zeros(4, 2), torch.ones(4, 2)), repeat=2):
         assert logistic_scores(inside, outside, outside).isfinite().all()
+
+
+def test_the_score_of_a_client_is_the_mean_of_its_samples() -> None:
+    owners, drawn = torch.tensor([7, 2, 7, 4, 2, 7]), torch.tensor([1.0, 10.0, 3.0, -5.0, 20.0, 5.0]).double()
+    assert client_means(drawn, owners).tolist() == [15.0, -5.0, 3.0]
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.3, 1e-2), (2.0, 1e-3), (8.0, 1e-5), (2000.0, 0.0)])
+def test_what_epsilon_allows_is_the_region_of_both_inequalities(epsilon: float, delta: float) -> None:
+    false = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    most = most_true(false, epsilon, delta).numpy()
+    # The largest t of a grid for which both worlds are as alike as (ε, δ) asks, for the test and for its complement.
+    grid = np.linspace(0, 1, 20001)[:, None]
+    factor, rate = np.exp(min(epsilon, 700.0)), false.numpy()
+    fits = (grid <= factor * rate + delta + 1e-12) & (1 - rate <= factor * (1 - grid) + delta + 1e-12)
+    np.testing.assert_allclose(most, np.where(fits, grid, 0).max(axis=0), atol=6e-5)
+    best = (most + 1 - rate).max() / 2  # the balanced accuracy
+    assert best == pytest.approx((1 + delta * np.exp(-epsilon)) / (1 + np.exp(-epsilon)), abs=1e-3)
+    assert (most >= rate - 1e-12).all()
+
+
+def test_a_gaussian_test_with_the_least_noise_stays_within_what_epsilon_allows() -> None:
+    """One release with noise 1: ε of δ = 1e-3 by Balle and Wang (ICML 2018), and the power of Neyman and Pearson."""
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    epsilon = brentq(lambda e: norm.cdf(0.5 - e) - np.exp(e) * norm.cdf(-0.5 - e) - 1e-3, 0, 20)
+    false = np.linspace(1e-4, 1 - 1e-4, 500)
+    power, most = norm.cdf(norm.ppf(false) + 1), most_true(torch.from_numpy(false), epsilon, 1e-3).numpy()
+    assert (power <= most + 1e-12).all()
+    assert (most - power).min() < 1e-4  # they touch
