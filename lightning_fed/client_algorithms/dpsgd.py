@@ -97,7 +97,8 @@ class DPSGD(Accounted, ClientAlgorithm):
         spent = self._largest(plan)
         self.about = (
             f"noise {self.z:.6g} from the seed of the run, {batch} samples in a batch on average, {most} at most; "
-            f"epsilon up to {spent:.4g} after {options.max_rounds} rounds at delta {self.delta:g}, by accountant pld"
+            f"epsilon up to {spent:.4g} after {options.max_rounds} rounds at delta {self.delta:g}, by the accountant "
+            + ("rdp" if self.z < 0.3 else "pld")
         )
         rank_zero_info(f"DPSGD: {self.about}.")
 

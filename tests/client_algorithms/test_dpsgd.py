@@ -316,7 +316,7 @@ def test_noise_is_found_for_an_epsilon(tmp_path: Path) -> None:
     assert 19.5 < trainer.metrics.logged["privacy/sample_epsilon"] <= 20.0
     assert algorithm.about.startswith(f"noise {algorithm.z:.6g} from the seed of the run, 8 samples in a batch on")
     spent = trainer.metrics.logged["privacy/sample_epsilon"]
-    assert algorithm.about.endswith(f"epsilon up to {spent:.4g} after 3 rounds at delta 1e-05, by accountant pld")
+    assert algorithm.about.endswith(f"epsilon up to {spent:.4g} after 3 rounds at delta 1e-05, by the accountant pld")
 
 
 def test_the_config_of_a_run_names_noise_and_accountant(tmp_path: Path) -> None:
@@ -325,6 +325,7 @@ def test_the_config_of_a_run_names_noise_and_accountant(tmp_path: Path) -> None:
     (run,) = run_folders(tmp_path)
     (line,) = [each for each in (run / "config.yaml").read_text().splitlines() if each.startswith("# DPSGD")]
     assert line.startswith("# DPSGD: noise 0.2 from the seed of the run, 10 samples in a batch on average, 26 at most")
+    assert line.endswith("after 1 rounds at delta 1e-05, by the accountant rdp")  # of so little noise
 
 
 def test_it_goes_with_noise_on_updates_too(tmp_path: Path) -> None:

@@ -74,11 +74,16 @@ class Shifted(Net):
 
 
 class Plain(Net):
-    """Without BatchNorm."""
+    """Without BatchNorm, and without what it keeps of inputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+        self.layers = nn.Sequential(nn.Linear(5, 6), nn.ReLU())
+        del self.center
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.layers(x))
+        return scores
 
 
 def start(kind: type[Net] = Shifted, seed: int = 7) -> Net:
