@@ -34,6 +34,7 @@ from tests.parts import leaves
 # Those of docs/results take hours, and have a test of their own.
 NOT_RUN = {
     "docs/algorithms/compression.md": 1,
+    "docs/algorithms/dp-sgd.md": 1,
     "docs/command-line.md": 2,
     "docs/engines.md": 2,
     "docs/foundation-models.md": 1,
@@ -231,7 +232,7 @@ def test_every_method_has_a_page_with_equation_source_cost_and_command_and_a_fil
     parts = ("```(?:text|math)\n", r"\*\*Source\.\*\*", "Cost", "lightning-fed fit", rf"--{option} {method}\b")
     texts = [page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "algorithms").glob("*.md")]
     assert any(all(re.search(part, text) for part in parts) for text in texts)
-    files = (REPOSITORY / "configs" / option).glob("*.yaml")
+    files = [*(REPOSITORY / "configs" / option).glob("*.yaml"), *(REPOSITORY / "configs/privacy").glob("*.yaml")]
     assert any(re.search(rf": {method}$", file.read_text(encoding="utf-8"), re.MULTILINE) for file in files)
 
 

@@ -98,7 +98,7 @@ def test_the_index_begins_with_power_and_level() -> None:
         float(row["mean"]) - float(row["difference"]) - (float(row["published"]) - float(row["claimed"]))
         for row in rows
     ]
-    assert f"Over the {len(rows)} cells with a published gain and a model that has learned" in page
+    assert f"Over GMA's {len(rows)} cells with a published gain and a model that has learned" in page
     assert f"the median power to see that gain is {100 * median(powers):.0f} %" in page
     assert f"the median baseline is {-100 * median(levels):.1f} points below the paper's" in page
     for row, able in zip(rows, powers, strict=True):
@@ -115,7 +115,7 @@ def test_the_words_of_the_tables_are_counted_on_the_index() -> None:
     rows = judged_rows()
     words = Counter(row["verdict"].partition(" (")[0] for row in rows)
     page = " ".join((RESULTS / "index.md").read_text().split())
-    assert f"of {len(rows)} differences with a published gain {words['reproduced']} are reproduced" in page
+    assert f"of its {len(rows)} differences with a published gain {words['reproduced']} are reproduced" in page
     assert f"{words['contradicted']} contradicted, {words['undecided']} undecided, and in" in page
     assert f"and in {words['nothing learned']} nothing was learned" in page
     picture = " ".join((RESULTS / "claims.md").read_text().split())
