@@ -215,6 +215,7 @@ def test_batches_hold_all_samples_of_small_clients_and_other_passes_go_as_before
         (lambda: Deep(nn.GroupNorm(2, 4)), (SCAFFOLD(), FedProx(0.1)), {"work": UnequalWork(epochs=[1, 3])}),
         (Deep, (FedCM(0.5),), {"chunk_size": 2}),
         (Deep, (FedPer(1),), {}),
+        (lambda: Deep(nn.GroupNorm(2, 4)), (), {"precision": "bf16-mixed"}),
         (Classifier, (LocalOnly(),), {}),
     ],
 )
