@@ -1,5 +1,6 @@
 """Client-side callbacks: what a client does differently in its local training."""
 
+from lightning_fed.client_algorithms.attacks import ALIE, IPM, Attack, GaussianNoise, LabelFlip, SignFlip
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.client_algorithms.fedcm import FedCM
 from lightning_fed.client_algorithms.feddyn import FedDyn
@@ -33,9 +34,12 @@ from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 from lightning_fed.client_algorithms.stale import Stale
 
 __all__ = [
+    "ALIE",
     "APFL",
+    "IPM",
     "MOON",
     "SCAFFOLD",
+    "Attack",
     "ClientAlgorithm",
     "Ditto",
     "FedBN",
@@ -50,8 +54,10 @@ __all__ = [
     "FedRS",
     "FedSAM",
     "FedRep",
+    "GaussianNoise",
     "GradAlign",
     "LGFedAvg",
+    "LabelFlip",
     "LinearScaling",
     "LocalOnly",
     "LogitAdjustment",
@@ -60,6 +66,7 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "PersonalParameters",
+    "SignFlip",
     "Stale",
     "StatelessSCAFFOLD",
 ]

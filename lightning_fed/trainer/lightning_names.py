@@ -2,7 +2,7 @@
 
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -106,6 +106,7 @@ class LightningNames:
     test_loaders: dict[str, Any]
     predict_loaders: dict[str, Any]
     books: Any
+    plain_updates: Callable[[Sequence[int]], Tensor]
 
     # The state of fit
 
