@@ -1,5 +1,6 @@
 """Client-side callbacks: what a client does differently in its local training."""
 
+from lightning_fed.client_algorithms.attacks import ALIE, IPM, Attack, GaussianNoise, LabelFlip, SignFlip
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.client_algorithms.dpsgd import DPSGD
 from lightning_fed.client_algorithms.fedcm import FedCM
@@ -34,8 +35,8 @@ from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 from lightning_fed.client_algorithms.stale import Stale
 
 __all__ = [
-    "APFL", "DPSGD", "MOON", "SCAFFOLD", "ClientAlgorithm", "Ditto", "FedBN", "FedCM", "FedDyn", "FedGA", "FedIIR",
-    "FedLC", "FedNTD", "FedPer", "FedProx", "FedRS", "FedSAM", "FedRep", "GradAlign", "LGFedAvg", "LinearScaling",
-    "LocalOnly", "LogitAdjustment", "LossAlgorithm", "MimeLite", "PFedMe", "PerFedAvg", "PersonalParameters", "Stale",
-    "StatelessSCAFFOLD",
+    "ALIE", "APFL", "DPSGD", "IPM", "MOON", "SCAFFOLD", "Attack", "ClientAlgorithm", "Ditto", "FedBN", "FedCM", "FedDyn",
+    "FedGA", "FedIIR", "FedLC", "FedNTD", "FedPer", "FedProx", "FedRS", "FedSAM", "FedRep", "GaussianNoise", "GradAlign",
+    "LGFedAvg", "LabelFlip", "LinearScaling", "LocalOnly", "LogitAdjustment", "LossAlgorithm", "MimeLite", "PFedMe",
+    "PerFedAvg", "PersonalParameters", "SignFlip", "Stale", "StatelessSCAFFOLD",
 ]  # fmt: skip

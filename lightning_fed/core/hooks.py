@@ -27,7 +27,7 @@ Whatever their order in the list, client algorithms run first, then other callba
 checkpoint_contents.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -147,6 +147,9 @@ class TrainerLike(Protocol):
 
     def update_weight(self, client: Client) -> float:
         """The weight of a client in the server's step, before normalisation: its samples or 1."""
+
+    def plain_updates(self, clients: Sequence[int]) -> Tensor:
+        """The δ_i of plain local training of these clients, (n, d), by all processes, in ``on_round_start``."""
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """Adds up a tensor over all processes, in place; called by all, in a hook that is called once a round."""

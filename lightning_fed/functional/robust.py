@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ __all__ = [
     "geometric_median",
     "krum_scores",
     "krum_select",
+    "supported_deviations",
     "trimmed_mean",
 ]
 
@@ -147,3 +149,13 @@ def geometric_median(
         if iteration % looks_every == 0 and not moves:
             break
     return center.to(updates.dtype)
+
+
+def supported_deviations(num_clients: int, num_corrupted: int) -> float:
+    """Computes z of ``ALIE``: Φ(z) = (n - m - s) / (n - m), with s = ⌊n/2 + 1⌋ - m honest clients beyond it, from n, m.
+
+    Where the attackers are a majority, and s not positive, one client is left beyond it; z is at least 0.
+    """
+    honest = max(num_clients - num_corrupted, 1)
+    supporters = max(num_clients // 2 + 1 - num_corrupted, 1)
+    return NormalDist().inv_cdf(min(max((honest - supporters) / honest, 0.5), 1 - 0.5 / honest))

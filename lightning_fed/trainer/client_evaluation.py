@@ -32,7 +32,7 @@ from lightning_fed.trainer.evaluation import eval_mode, in_stage, run_batches, s
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import expect_module
 
-__all__ = ["evaluate_clients"]
+__all__ = ["evaluate_clients", "plain_updates"]
 
 _Values: TypeAlias = dict[int, dict[str, float]]
 
@@ -97,6 +97,27 @@ def evaluate_clients(
     return {client: found[client] for client in clients}
 
 
+def plain_updates(trainer: LightningNames, clients: Sequence[int]) -> Tensor:
+    """Returns what plain local training from the live model makes of clients: their δ_i, shape (n, d), in their order.
+
+    Between two clients, in a hook that every process calls; each trains those that it can. It is training without the
+    run's method, as for ``tuned``, of the options' length; nothing of it is logged or counted, or stays.
+    """
+    processes, vector = trainer.processes, trainer.vector
+    together, start = processes.are_together(), trainer.vector.data.to(trainer.weights.dtype, copy=True)
+    mine = _share(trainer, clients, by_holder=True) if together else clients
+    given, own = trainer.options, dict[int, Tensor]()
+    with (
+        processes.working_alone() if together else nullcontext(),
+        _tuning(trainer, given.local_steps, given.local_epochs) as train,
+    ):
+        for client in train(mine):
+            own[client] = vector.data.to(start.dtype) - start
+    everyone = processes.exchange({at: each.cpu() for at, each in own.items()}, "plain") if together else [own]
+    found = {client: delta for part in everyone for client, delta in part.items()}
+    return torch.stack([found[client] for client in clients]).to(start)
+
+
 def _share(trainer: LightningNames, clients: Sequence[int], by_holder: bool) -> Sequence[int]:
     """Returns the clients that this process evaluates: in turn, of those that can."""
     processes = trainer.processes
@@ -124,7 +145,7 @@ def _own(trainer: LightningNames) -> Callable[[Sequence[int]], Iterator[int]]:
 
 
 def _tuning(
-    trainer: LightningNames, steps: int | None, epochs: int | None
+    trainer: LightningNames, steps: int | None, epochs: float | None
 ) -> AbstractContextManager[Callable[[Sequence[int]], Iterator[int]]]:
     """Makes a block in which clients are tuned from the live model."""
     given = trainer.options

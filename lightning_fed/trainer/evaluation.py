@@ -25,12 +25,12 @@ from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 
 __all__ = [
-    "UNNAMED", "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches",
+    "by_set", "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches",
     "say_whose", "scored_batches", "seed_evaluation",
 ]  # fmt: skip
 
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
-UNNAMED = "dataloader_idx_"  # Lightning's name for the loaders of a list
+_UNNAMED = "dataloader_idx_"  # Lightning's name for the loaders of a list
 
 
 def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
@@ -40,7 +40,7 @@ def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
     if isinstance(loaders, dict):
         return dict(loaders)
     if isinstance(loaders, (list, tuple)):
-        return {f"{UNNAMED}{i}": loader for i, loader in enumerate(loaders)}
+        return {f"{_UNNAMED}{i}": loader for i, loader in enumerate(loaders)}
     return {"": loaders}
 
 
@@ -92,7 +92,7 @@ def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: 
             trainer.hooks(f"on_{name}_start")
             trainer.hooks(f"on_{name}_epoch_start")
         for index, (set_name, loader) in enumerate(loaders.items()):
-            named = len(loaders) > 1 or not set_name.startswith(UNNAMED)
+            named = len(loaders) > 1 or not set_name.startswith(_UNNAMED)
             recorder = MetricRecorder(f"/{set_name}" if set_name and named else "")
             with recording(module, recorder), logging_alone(trainer.processes, recorder):
                 for _ in run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
@@ -144,6 +144,12 @@ def predict(trainer: LightningNames, loaders: dict[str, Iterable[Any]], keep: bo
         trainer.hooks("on_predict_epoch_end")
         trainer.hooks("on_predict_end")
     return outputs[0] if len(outputs) == 1 else outputs
+
+
+def by_set(loaders: dict[str, Iterable[Any]], predictions: list[Any]) -> Any:
+    """Returns the predictions of several sets by their names, if they have any; else as they are."""
+    named = predictions and len(loaders) > 1 and not next(iter(loaders)).startswith(_UNNAMED)
+    return dict(zip(loaders, predictions, strict=True)) if named else predictions
 
 
 def scored_batches(trainer: LightningNames) -> Iterator[tuple[str, Any, Tensor, Tensor]]:

@@ -2,7 +2,7 @@
 
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -108,6 +108,7 @@ class LightningNames:
     predict_loaders: dict[str, Any]
     books: Any
     fleet: Fleet | None = None
+    plain_updates: Callable[[Sequence[int]], Tensor]
 
     # The state of fit
 

@@ -33,8 +33,8 @@ from lightning_fed.sampling import Participation, UniformSampler
 from lightning_fed.trainer.bookkeeping import Bookkeeping, graceful_stop
 from lightning_fed.trainer.callback_order import order_callbacks
 from lightning_fed.trainer.checkpoint_contents import save_checkpoints, save_last_good, save_model
-from lightning_fed.trainer.client_evaluation import evaluate_clients
-from lightning_fed.trainer.evaluation import UNNAMED, evaluate, predict, print_results, say_whose, scored_batches
+from lightning_fed.trainer.client_evaluation import evaluate_clients, plain_updates
+from lightning_fed.trainer.evaluation import by_set, evaluate, predict, print_results, say_whose, scored_batches
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.forwarding import derived, forwarded
 from lightning_fed.trainer.lightning_arguments import make_options
@@ -171,8 +171,6 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
         self.validated = self.resumed = self.should_stop = False
         self.loggers, self.val_loaders, self.test_loaders, self.predict_loaders = [], {}, {}, {}
 
-    # The run
-
     name: str = forwarded("books.name", "The run's name below ``default_root_dir``.")
     default_root_dir: Path = forwarded("books.root", "The folder in which run folders are made.")
     run: RunFolder | None = forwarded("books.run", "The run's folder, None if nothing is written.")
@@ -219,6 +217,10 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
     def evaluate_clients(self, source: BatchSource, clients: Sequence[int], *model: Any) -> dict[int, dict[str, float]]:
         """Returns what ``validation_step`` logs of a model on each client's samples, by client and name."""
         return evaluate_clients(self, source, clients, getattr(self.datamodule, "eval_batch_size", None), *model)
+
+    def plain_updates(self, clients: Sequence[int]) -> Tensor:
+        """Returns the updates of plain local training of clients, (n, d), in a hook that all processes call."""
+        return plain_updates(self, clients)
 
     def scored_batches(self) -> Iterator[tuple[str, Any, Tensor, Tensor]]:
         """Yields set, batch, scores and labels over the test sets, or the validation sets if there are none."""
@@ -338,9 +340,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
             seed_everywhere(seed_for(self.seed, Purpose.PREDICT))
             predictions = predict(self, loaders, keep=output is not None or return_predictions is not False)
         if output is not None and self.is_global_zero:
-            named = predictions and len(loaders) > 1 and not next(iter(loaders)).startswith(UNNAMED)
-            by_set = dict(zip(loaders, predictions, strict=True)) if named else predictions
-            save_checkpoint(by_set, Path(output), "--output")
+            save_checkpoint(by_set(loaders, predictions), Path(output), "--output")
         elif self.run_config is not None:
             rank_zero_info("The predictions were not saved: give a file as `--output` to save them.")
         return None if return_predictions is False else predictions
