@@ -18,8 +18,8 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGES = sorted(page for page in RESULTS.rglob("*.md") if "/table.md)" in page.read_text())
 
 # Means that no table has: over the seeds that have not diverged, and of other columns.
-# On the page of own models, pairs of methods of which none is the baseline: a test of their own has them.
-NOT_IN_TABLES = {"gma/learning-rates.md": 2, "gma/threshold.md": 2, "personal.md": 30}
+# Pairs of which none is the baseline, on the pages of own models and of a single round: tests of their own have them.
+NOT_IN_TABLES = {"gma/learning-rates.md": 2, "gma/participation.md": 8, "gma/threshold.md": 2, "personal.md": 30}
 
 NUMBER = r"[+−-]?\d+(?:\.\d+)?"
 PRINTED = {
@@ -112,8 +112,6 @@ OLDER = {
     "Table 2, FashionMNIST, 2 classes, 200 rounds: FedAdam is ahead of FedAvg °": "undecided",
     "Table 1 (there FEMNIST, here FashionMNIST), α = 0.2, rounds 171 to 200: the correction gains °": "undecided",
     "Table 1, EMNIST, one class per client, 600 communication rounds: FedGA gains over FedAvg °": "undecided",
-    "(our question) from the same model, 5 of 10 drawn, the mask's direction gains on the other clients": "not run",
-    "(our question) from the same model, 2 of 10 drawn, the mask's direction gains on the other clients": "not run",
     "Section 1, label skew, perceptron: the mask's direction is better than the mean's at the same progress": "not run",
     "Tables 2, 3 and 6 on CIFAR, FEMNIST and other numbers of clients; Table 7; Figure 2": "not run",
     "α of 0.1 and 0.3, rounds 901 to 1,000": "not run",
@@ -258,6 +256,20 @@ def test_gates_and_gains_are_those_of_the_study(claim: str) -> None:
         assert float(row["gate"]) == report["learned"]
     if "gain" in report:
         assert float(row["sign"]) == report["gain"]
+
+
+def test_what_the_mask_gains_over_its_controls_in_a_single_round_is_that_of_the_runs() -> None:
+    page = (RESULTS / "gma/participation.md").read_text()
+    lines = re.findall(r"^\| (\d) of 10 \| (in the round|not in it) \| ([^|]+) \| ([^|]+) \|$", page, re.M)
+    assert len(lines) == 4
+    for drawn, which, *cells in lines:
+        metric = "per_client/acc_in" if which == "in the round" else "per_client/acc_out"
+        for control, cell in zip(("its length", "its progress"), cells, strict=True):
+            row = {"folder": "gma/tables4_5_trained", "metric": metric, "statistic": "final", "sign": "+", "gate": ""}
+            cells_of = {"ours": f"clients per round={drawn};aggregation=GMA", "baseline": f"aggregation={control}"}
+            numbers, *_ = recomputed({**row, **cells_of, "published": "none published"})
+            (printed_ones,) = PRINTED["difference", "t_low", "t_high"].findall(cell)
+            assert is_rounded(printed_ones, [repr(number) for number in numbers], 100), (drawn, which, control)
 
 
 def test_each_rival_has_a_sentence_with_the_numbers_and_the_word_of_its_cell() -> None:
