@@ -103,7 +103,7 @@ PICTURES = {
     "gma-participation": Picture(
         [
             Panel("one round from a trained model", "gma/tables4_5_trained", DRAWN),
-            Panel("FedAvg at the mask's length", "gma/tables4_5_trained", DRAWN, {"aggregation": "its length"}),
+            Panel("FedAvg at the mask's progress", "gma/tables4_5_trained", DRAWN, {"aggregation": "its progress"}),
             Panel("one round from 50 rounds of FedAvg", "gma/tables4_5", DRAWN, {"model of": "AVG"}),
             Panel("each rule with its own model", "gma/tables4_5", DRAWN, {"model of": "each rule"}),
         ],
