@@ -28,7 +28,7 @@ from lightning_fed.client_algorithms.personal import (
     PersonalParameters,
     PFedMe,
 )
-from lightning_fed.client_algorithms.sam import FedSAM
+from lightning_fed.client_algorithms.sam import FedLESAM, FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 from lightning_fed.client_algorithms.stale import Stale
@@ -46,6 +46,7 @@ __all__ = [
     "FedGA",
     "FedIIR",
     "FedLC",
+    "FedLESAM",
     "FedNTD",
     "FedPer",
     "FedProx",
