@@ -24,7 +24,7 @@ __all__ = [
     "ClientSummary", "GradientSpread", "agreement", "bulyan", "cagrad_weights", "calibration_margins",
     "coin_flip_votes", "combine_rows", "contrastive_loss", "control_variate", "coordinate_median",
     "corrective_weights", "difference", "fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step",
-    "fedexp_factor", "fedfv_weights", "fedyogi_step", "geometric_median", "gradient_and_mask",
+    "fedexp_factor", "fedfv_weights", "fedlws_shrinking", "fedyogi_step", "geometric_median", "gradient_and_mask",
     "gradient_spread", "gram_matrix", "krum_scores", "krum_select", "least_norm", "linear_scaling_shift", "log_priors",
     "magnitude_agreement", "magnitude_agreement_mask", "mgda_weights", "not_true_divergence", "of_length",
     "optimizer_distance",

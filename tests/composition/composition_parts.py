@@ -72,6 +72,7 @@ RULES = {
     "FedAdam": Rule(partial(aggregators.FedAdam, lr=0.1)),
     "FedYogi": Rule(partial(aggregators.FedYogi, lr=0.1)),
     "FedNova": Rule(aggregators.FedNova, memoryless=True),
+    "FedLWS": Rule(partial(aggregators.FedLWS, 0.5, tau_max=2.0)),
     "FedDynServer": Rule(aggregators.FedDynServer, weightings=("uniform",)),
     "FedGMA": Rule(aggregators.FedGMA),
     "CGW": Rule(aggregators.CGW),
@@ -135,6 +136,7 @@ LIMITS: dict[str, Callable[[], Mask]] = {
     "soft at 0.2": lambda: SignAgreement(0.2),
 }
 SPECIAL = {
+    "FedLWS at 0": Rule(partial(aggregators.FedLWS, tau_min=0.0, tau_max=0.0)),
     "FedAvgM at 0": Rule(partial(aggregators.FedAvgM, beta=0.0)),
     "FedACG at 0": Rule(partial(aggregators.FedACG, beta=0.0)),
     "FedOMG at 0": Rule(partial(aggregators.FedOMG, kappa=0.0)),
@@ -209,7 +211,12 @@ def start() -> Net:
 
 
 def make_trainer(
-    rule: str, mask: str = "none", client: str = "none", *more: Any, clients_per_round: int | float = 1.0, **options: Any
+    rule: str,
+    mask: str = "none",
+    client: str = "none",
+    *more: Any,
+    clients_per_round: int | float = 1.0,
+    **options: Any,
 ) -> FederatedTrainer:
     """Makes the trainer of ``run``, with ``more`` callbacks."""
     make_mask, local = {**MASKS, **LIMITS}[mask], {**CLIENTS, **CLIENT_LIMITS, **LATE}[client]
