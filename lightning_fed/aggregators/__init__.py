@@ -13,7 +13,7 @@ from lightning_fed.aggregators.conflicts import (
     SignMajority,
 )
 from lightning_fed.aggregators.fairness import AFL, TERM, LossWeightingAggregator, QFedAvg
-from lightning_fed.aggregators.fedavg import FedAvg, FedNova
+from lightning_fed.aggregators.fedavg import FedAvg, FedLWS, FedNova
 from lightning_fed.aggregators.fedavgm import FedACG, FedAvgM
 from lightning_fed.aggregators.feddg_ga import FedDGGA
 from lightning_fed.aggregators.feddyn import FedDynServer
@@ -47,6 +47,7 @@ __all__ = [
     "FedExP",
     "FedFV",
     "FedGMA",
+    "FedLWS",
     "FedMGDA",
     "FedNova",
     "FedOMG",

@@ -29,14 +29,14 @@ from lightning_fed.client_algorithms.personal import (
     PersonalParameters,
     PFedMe,
 )  # fmt: skip
-from lightning_fed.client_algorithms.sam import FedSAM
+from lightning_fed.client_algorithms.sam import FedLESAM, FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 from lightning_fed.client_algorithms.stale import Stale
 
 __all__ = [
     "ALIE", "APFL", "DPSGD", "IPM", "MOON", "SCAFFOLD", "Attack", "ClientAlgorithm", "Ditto", "FedBN", "FedCM", "FedDyn",
-    "FedGA", "FedIIR", "FedLC", "FedNTD", "FedPer", "FedProx", "FedRS", "FedSAM", "FedRep", "GaussianNoise", "GradAlign",
-    "LGFedAvg", "LabelFlip", "LinearScaling", "LocalOnly", "LogitAdjustment", "LossAlgorithm", "MimeLite", "PFedMe",
-    "PerFedAvg", "PersonalParameters", "SignFlip", "Stale", "StatelessSCAFFOLD",
+    "FedGA", "FedIIR", "FedLC", "FedLESAM", "FedNTD", "FedPer", "FedProx", "FedRS", "FedSAM", "FedRep", "GaussianNoise",
+    "GradAlign", "LGFedAvg", "LabelFlip", "LinearScaling", "LocalOnly", "LogitAdjustment", "LossAlgorithm", "MimeLite",
+    "PFedMe", "PerFedAvg", "PersonalParameters", "SignFlip", "Stale", "StatelessSCAFFOLD",
 ]  # fmt: skip

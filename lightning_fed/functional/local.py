@@ -7,7 +7,7 @@ its data, g̅ = Σ p_i g_i. Results go to ``out``, of a dtype at least as wide, 
 import torch
 from torch import Tensor
 
-__all__ = ["control_variate", "difference", "linear_scaling_shift"]
+__all__ = ["control_variate", "difference", "linear_scaling_shift", "of_length"]
 
 
 def difference(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
@@ -15,6 +15,13 @@ def difference(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     if left.dtype == right.dtype == out.dtype:
         return torch.sub(left, right, out=out)  # one pass over the memory instead of two
     return out.copy_(left).sub_(right)
+
+
+def of_length(length: float, vector: Tensor) -> Tensor:
+    """Gives vectors, shape (d,) or (m, d), a length, in place; one of 0 has no direction and stays 0."""
+    norm, limits = torch.linalg.vector_norm(vector, dim=-1, keepdim=True), torch.finfo(vector.dtype)
+    factor = (length / norm.clamp_min(limits.tiny)).clamp_max(limits.max)  # finite: times a vector of 0 it is 0
+    return vector.mul_(factor)
 
 
 def linear_scaling_shift(mean: Tensor, gradient: Tensor, num_clients: int, lr: float, out: Tensor) -> Tensor:

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from lightning_fed.functional.geometry import wide_dtype
 
-__all__ = ["fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step", "fedexp_factor", "fedyogi_step"]
+__all__ = [
+    "fedadagrad_step",
+    "fedadam_step",
+    "fedavgm_step",
+    "feddyn_step",
+    "fedexp_factor",
+    "fedlws_shrinking",
+    "fedyogi_step",
+]
 
 
 def fedexp_factor(mean: Tensor, mean_square: Tensor, epsilon: float) -> Tensor:
@@ -22,6 +30,21 @@ def fedexp_factor(mean: Tensor, mean_square: Tensor, epsilon: float) -> Tensor:
     below = 2 * (torch.linalg.vector_norm(mean, dtype=wide_dtype(mean)).square() + epsilon)
     hidden = 2 * (16 * torch.finfo(mean.dtype).eps) ** 2 * mean_square
     return torch.where(below > hidden, mean_square / below, 1.0).clamp(min=1.0)
+
+
+def fedlws_shrinking(
+    weights: Tensor, mean: Tensor, updates: Tensor, beta: float, bounds: tuple[float, float]
+) -> Tensor:
+    """Computes 1 - γ of a layer of ``FedLWS``, shape (), in double precision, in [0, 1); 0 where the layer is 0.
+
+    ``weights`` and ``mean`` are the layer's w and Δ, shape (d_l,), ``updates`` its δ_i, shape (n, d_l).
+    """
+    wide = wide_dtype(updates)
+    center = updates.mean(dim=0, dtype=wide)
+    spread = torch.stack([torch.linalg.vector_norm(row - center) for row in updates]).mean()
+    length, step = torch.linalg.vector_norm(weights, dtype=wide), torch.linalg.vector_norm(mean, dtype=wide)
+    pull = (beta * spread).clamp(*bounds) * step
+    return torch.where((length > 0) & (pull > 0), pull / (length + pull), 0.0)
 
 
 def fedavgm_step(mean: Tensor, momentum: Tensor, beta: float) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ SCALES = dict.fromkeys(
     (
         "FedAvg", "FedAvgM", "FedNova", "FedDynServer", "FedGMA", "FedGMA prose", "CoordinateMedian", "TrimmedMean",
         "Krum", "MultiKrum", "MultiKrum of 3", "Bulyan", "FedExP", "FedACG", "TIES", "TIES of all", "PCGrad", "FedFV",
-        "FedOMG", "TERM", "AFL", "FedDGGA",
+        "FedOMG", "TERM", "AFL", "FedDGGA", "FedLWS", "FedLWS unbound",
     ),
     2.0,
 )  # fmt: skip

@@ -31,6 +31,28 @@ class MoFedSAMByHand(Sam, FedCMByHand):
         self.rho = rho
 
 
+class LesamByHand(FedAvgByHand):
+    """Fan et al.: gradients on the way back to the model of the client's last round, or of the last round."""
+
+    def __init__(self, *args: Any, rho: float, last: bool = False, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rho, self.last = rho, last
+        self.sent: list[np.ndarray] = []
+        self.got: dict[int, np.ndarray] = {}
+
+    def prepare(self) -> None:
+        self.now, self.sent = {i: self.w.copy() for i in self.p}, [*self.sent, self.w.copy()]
+
+    def shift(self, i: int) -> Any:
+        old = (self.sent[-2] if len(self.sent) > 1 else None) if self.last else self.got.get(i)
+        way = np.zeros_like(self.w) if old is None else old - self.w
+        return -self.rho * way / max(np.sqrt(way @ way), 1e-300)
+
+    def server(self, steps: dict[int, int]) -> np.ndarray:
+        self.got.update(self.now)
+        return super().server(steps)
+
+
 class PerFedAvgByHand(FedAvgByHand):
     """Fallah et al., Algorithm 1, first-order, or with the Hessian's product by differences."""
 

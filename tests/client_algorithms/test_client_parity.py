@@ -19,6 +19,7 @@ from lightning_fed.client_algorithms import (
     FedCM,
     FedDyn,
     FedGA,
+    FedLESAM,
     FedPer,
     FedProx,
     FedRep,
@@ -117,6 +118,10 @@ CASES = {
 }
 CASES |= {
     "FedSAM": Case(partial(FedSAM, 0.3), partial(second.FedSAMByHand, rho=0.3), optimizers=ALL),
+    "FedLESAM": Case(partial(FedLESAM, 0.3), partial(second.LesamByHand, rho=0.3), optimizers=ALL),
+    "FedLESAM last": Case(
+        partial(FedLESAM, 0.3, "last"), partial(second.LesamByHand, rho=0.3, last=True), optimizers=ALL
+    ),
     "PerFedAvg": Case(partial(PerFedAvg, 0.2), partial(second.PerFedAvgByHand, inner=0.2), optimizers=ALL),
     "PFedMe": Case(
         partial(PFedMe, 3.0, 4, 0.1), partial(second.PFedMeByHand, lam=3.0, steps=4, lr=0.1), optimizers=ALL

@@ -73,6 +73,7 @@ RULES = {
     "FedAdam": Rule(partial(aggregators.FedAdam, lr=0.1)),
     "FedYogi": Rule(partial(aggregators.FedYogi, lr=0.1)),
     "FedNova": Rule(aggregators.FedNova, memoryless=True),
+    "FedLWS": Rule(partial(aggregators.FedLWS, 0.5, tau_max=2.0)),
     "FedDynServer": Rule(aggregators.FedDynServer, weightings=("uniform",)),
     "FedGMA": Rule(aggregators.FedGMA),
     "CGW": Rule(aggregators.CGW),
@@ -136,6 +137,7 @@ LIMITS: dict[str, Callable[[], Mask]] = {
     "soft at 0.2": lambda: SignAgreement(0.2),
 }
 SPECIAL = {
+    "FedLWS at 0": Rule(partial(aggregators.FedLWS, tau_min=0.0, tau_max=0.0)),
     "FedAvgM at 0": Rule(partial(aggregators.FedAvgM, beta=0.0)),
     "FedACG at 0": Rule(partial(aggregators.FedACG, beta=0.0)),
     "FedOMG at 0": Rule(partial(aggregators.FedOMG, kappa=0.0)),

@@ -27,6 +27,7 @@ LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=FedCM", "--client.alpha=0.3"), ["FedCM"], {"alpha": 0.3}),
     (("--client=MimeLite", "--client.beta=0.5"), ["MimeLite"], {"beta": 0.5}),
     (("--client=FedSAM", "--client.rho=0.2"), ["FedSAM"], {"rho": 0.2}),
+    (("--client=FedLESAM", "--client.since=last"), ["FedLESAM"], {"since": "last", "rho": 0.1}),
     (("--client=PFedMe", "--client.lam=5", "--aggregator.lr=0.5"), ["PFedMe"], {"lam": 5.0, "inner_steps": 5}),
     (("--client=PerFedAvg", "--client.form=hessian_free"), ["PerFedAvg"], {"form": "hessian_free"}),
     (("--client=Ditto", "--client.lam=0.3"), ["Ditto"], {"lam": 0.3}),

@@ -17,6 +17,8 @@ LINES = {
     "Ditto on disk": ("--client=Ditto", "--trainer.client_states=disk"),
     "APFL": ("--client=APFL", "--client.adaptive=true"),
     "MoFedSAM": ("--client+=FedSAM", "--client.rho=0.1", "--client+=FedCM"),
+    "FedLESAM": ("--client=FedLESAM",),
+    "FedLESAM last": ("--client=FedLESAM", "--client.since=last"),
     "FedGA on SCAFFOLD": ("--client+=SCAFFOLD", "--client+=FedGA", "--client.beta={1: 0.3, 3: 0.1}"),
 }
 

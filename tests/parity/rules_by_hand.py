@@ -307,6 +307,18 @@ def fedomg(each: Round, server: Server, kappa: float) -> Array:
     return LR * (mean + kappa * length * best / norm if norm > 1e-6 * length else mean)
 
 
+def fedlws(each: Round, server: Server, beta: float, least: float, most: float) -> Array:
+    """Tensor by tensor; the server's rate multiplies the way from w to the model that has shrunk."""
+    new, start, center = server.w + server.pseudo_gradient(each), 0, each.deltas.sum(axis=0) / len(each.deltas)
+    for size in each.tensors:
+        at = slice(start, start := start + size)
+        spread = fsum(np.sqrt(((row - center)[at] ** 2).sum()) for row in each.deltas) / len(each.deltas)
+        tau, length = min(max(beta * spread, least), most), np.sqrt((server.w[at] ** 2).sum())
+        way = tau * np.sqrt(((new - server.w)[at] ** 2).sum())
+        new[at] *= length / (length + way) if length else 1.0
+    return LR * (new - server.w)
+
+
 def losses_of(each: Round) -> Array:
     """f_i of a round in which nobody has diverged."""
     return np.where(np.isfinite(each.losses), each.losses, 1.7)

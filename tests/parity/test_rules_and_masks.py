@@ -80,6 +80,10 @@ RULES = {
         partial(by_hand.fedadam, epsilon=0.1, v_from=0.0, yogi=True),
     ),
     "FedNova": Case(aggregators.FedNova, by_hand.fednova, memoryless=True),
+    "FedLWS": Case(aggregators.FedLWS, partial(by_hand.fedlws, beta=0.03, least=0.01, most=0.2), rtol=1e-11),
+    "FedLWS unbound": Case(
+        partial(aggregators.FedLWS, 0.4, 0.0, 9.0), partial(by_hand.fedlws, beta=0.4, least=0.0, most=9.0), rtol=1e-11
+    ),
     "FedDynServer": Case(
         partial(aggregators.FedDynServer, 0.3), partial(by_hand.feddyn, alpha=0.3), weightings=("uniform",)
     ),

@@ -32,6 +32,7 @@ from lightning_fed.client_algorithms import (
     FedGA,
     FedIIR,
     FedLC,
+    FedLESAM,
     FedProx,
     FedSAM,
     GradAlign,
@@ -98,6 +99,9 @@ TABLE: dict[str, Row] = {
     # A pass more over each batch, or more of them; what is a client's own goes nowhere.
     "FedSAM": (lambda: [FedSAM()], 1, 1, 1, 1),
     "FedSAM at 0": (lambda: [FedSAM(0.0)], 1, 1, 1, 0),
+    # The server's last step goes down with the model; what a client got before it keeps.
+    "FedLESAM": (lambda: [FedLESAM()], 1, 1, 1, 0),
+    "FedLESAM last": (lambda: [FedLESAM(since="last")], 1, 2, 1, 0),
     "MoFedSAM": (lambda: [FedSAM(), FedCM()], 1, 2, 1, 1),
     "PFedMe": (lambda: [PFedMe(inner_steps=4)], 1, 1, 1, 3),
     "PerFedAvg": (lambda: [PerFedAvg()], 1, 1, 1, 1),
