@@ -35,8 +35,8 @@ from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 from lightning_fed.client_algorithms.stale import Stale
 
 __all__ = [
-    "ALIE", "APFL", "DPSGD", "IPM", "MOON", "SCAFFOLD", "Attack", "ClientAlgorithm", "Ditto", "FedBN", "FedCM", "FedDyn",
-    "FedGA", "FedIIR", "FedLC", "FedLESAM", "FedNTD", "FedPer", "FedProx", "FedRS", "FedSAM", "FedRep", "GaussianNoise",
-    "GradAlign", "LGFedAvg", "LabelFlip", "LinearScaling", "LocalOnly", "LogitAdjustment", "LossAlgorithm", "MimeLite",
-    "PFedMe", "PerFedAvg", "PersonalParameters", "SignFlip", "Stale", "StatelessSCAFFOLD",
+    "ALIE", "APFL", "DPSGD", "IPM", "MOON", "SCAFFOLD", "Attack", "ClientAlgorithm", "Ditto", "FedBN", "FedCM",
+    "FedDyn", "FedGA", "FedIIR", "FedLC", "FedLESAM", "FedNTD", "FedPer", "FedProx", "FedRS", "FedSAM", "FedRep",
+    "GaussianNoise", "GradAlign", "LGFedAvg", "LabelFlip", "LinearScaling", "LocalOnly", "LogitAdjustment",
+    "LossAlgorithm", "MimeLite", "PFedMe", "PerFedAvg", "PersonalParameters", "SignFlip", "Stale", "StatelessSCAFFOLD",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from tests.lab.studies.parts import study_run
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 # What others derive from, or fill with files of their own.
-NO_METHOD = {"ClientAlgorithm", "LossAlgorithm", "FederatedDataModule", "Arrays", "ImageFolders"}
+NO_METHOD = {"Attack", "ClientAlgorithm", "LossAlgorithm", "FederatedDataModule", "Arrays", "ImageFolders"}
 
 
 def page(name: str) -> str:
