@@ -130,6 +130,8 @@ def test_a_run_of_the_smallest_size_trains_a_round(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     study = studies[-1]
+    if study.name.startswith("privacy/"):
+        pytest.importorskip("dp_accounting", reason="pip install 'lightning_fed[privacy]'")
     cell = cells_of(study)[-1]  # of a method rather than its baseline
     find_data(_data_of(cell), request, monkeypatch, tmp_path_factory)
     cli = FederatedCLI([*cell.words, "--trainer.fast_dev_run=true"])
