@@ -2,12 +2,14 @@
 
     python docs/votes_figure.py
 
-reads docs/results/gma/why_length/table.csv and writes docs/images/votes.png. The clients' updates of a coordinate are
-δ_i = μ + σ ε_i with ε_i ~ N(0, 1), independent over clients and coordinates; s = μ/σ is a client's signal-to-noise.
-Δ = (1/n) Σ δ_i, and m is the mask of GMA (Tenison et al., TMLR 2023, eq. 3). All lengths are in units of σ.
+reads the tables of docs/results/gma/why_length/ and mask/votes/, and writes docs/images/votes.png. The clients' updates
+of a coordinate are δ_i = μ + σ ε_i with ε_i ~ N(0, 1), independent over clients and coordinates; s = μ/σ is a client's
+signal-to-noise. Δ = (1/n) Σ δ_i, and m is the mask of GMA (Tenison et al., TMLR 2023, eq. 3). Lengths are in
+units of σ.
 """
 
 import csv
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +23,13 @@ matplotlib.use("Agg")
 from matplotlib.pyplot import rc_context, subplots
 from pictures import save
 
-__all__ = ["Left", "boundary", "main", "mixture", "moments"]
+__all__ = ["Left", "beside", "boundary", "main", "mixture", "moments", "signal"]
 
 DOCS = Path(__file__).resolve().parent
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 GREY = "#808080"  # reads on white and on black
 COLOURS = {0.1: "#3b8bd6", 0.2: "#009e73", 0.4: "#e69f00", 0.6: "#d55e00"}
+PIXELS = 784 / 2784  # of the inputs of mask/votes; the others are noise
 SIZES = (10, 20, 40, 60, 80, 100)  # τ n is an even number of votes but at 10, so that curves have no teeth
 
 
@@ -78,19 +81,39 @@ def boundary(n: int, tau: float, binary: bool = False) -> float:
     return brentq(lambda snr: mixture(n, tau, snr, binary=binary).drift - noise, 1e-3, 3.0)
 
 
+def signal(cosine: float, share: float = PIXELS) -> float:
+    """Returns s from the mean cosine c of two clients' updates, c = q s² / (1 + q s²), with a share q of signal."""
+    return float(np.sqrt(cosine / (1 - cosine) / share))
+
+
+def beside() -> list[tuple[dict[str, str], Left, Left]]:
+    """Returns axes and cosine of each cell of the study mask/votes, what the closed form leaves, and what runs left."""
+    cells: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    axes = ("local steps", "clients", "threshold")
+    for row in csv.DictReader((DOCS / "results/mask/votes/table.csv").open()):
+        cells[tuple(row[axis] for axis in axes)][row["metric"]] = float(row["mean"])
+    found = []
+    for cell, means in cells.items():
+        left = mixture(int(cell[1]), float(cell[2]), signal(means["update/cosine"]), PIXELS)
+        measured = [means[f"agreement/{name}"] for name in ("through", "progress", "cos")]
+        named = dict(zip(axes, cell, strict=True), cosine=str(means["update/cosine"]))
+        found.append((named, left, Left(*measured, drift=np.nan)))
+    return found
+
+
 def lengths() -> list[float]:
     """Returns what was left of the length with 10 clients of two classes each and τ = 0.4, by setting."""
     rows = csv.DictReader((DOCS / "results/gma/why_length/table.csv").open())
     return [float(row["mean"]) for row in rows if row["statistic"] == "rounds 1-60"]
 
 
-def draw(alone: Any, drift: Any, pays: Any) -> None:
-    """Draws what is left of noise and of a signal, and where a mask pays."""
+def draw(alone: Any, drift: Any, pays: Any, runs: Any) -> None:
+    """Draws what is left of noise and of a signal, where a mask pays, and runs beside the closed form."""
     for tau, colour in COLOURS.items():
         alone.plot(SIZES, [mixture(n, tau).length for n in SIZES], color=colour, label=f"τ = {tau}")
         pays.plot(SIZES, [boundary(n, tau) for n in SIZES], color=colour)
-    runs = lengths()
-    alone.scatter([10] * len(runs), runs, s=14, color=COLOURS[0.4], edgecolors=GREY, zorder=3, label="runs")
+    measured = lengths()
+    alone.scatter([10] * len(measured), measured, s=14, color=COLOURS[0.4], edgecolors=GREY, zorder=3, label="runs")
     alone.set(title="length left of noise", xlabel="clients n", ylim=(0, 1.3))
     at = np.linspace(0, 1.5, 60)
     for n, style in ((10, "-"), (100, "--")):
@@ -99,8 +122,20 @@ def draw(alone: Any, drift: Any, pays: Any) -> None:
             drift.plot(at, left, style, color=COLOURS[tau], label=f"n = {n}, τ = {tau}")
     drift.set(title="drift left of a signal", xlabel="a client's signal-to-noise s", ylim=(0, 1.03))
     pays.plot(SIZES, [1.4 / n**0.5 for n in SIZES], ":", color=GREY, label="1.4 / √n")
-    pays.set(title="a mask pays above the line", xlabel="clients n", ylabel="s", ylim=(0, 0.75))
-    for axis, corner, columns in ((alone, "upper right", 3), (drift, "lower right", 1), (pays, "upper right", 1)):
+    clients = [(int(cell["clients"]), signal(float(cell["cosine"]))) for cell, *_ in beside()]
+    pays.scatter(*zip(*clients, strict=True), s=14, color=GREY, label="clients of mask/votes")
+    pays.set(title="a mask pays above the line", xlabel="clients n", ylabel="s", ylim=(0, 1.3))
+    for name, marker in (("length", "o"), ("progress", "^"), ("cos", "s")):
+        pairs = [(getattr(left, name), getattr(measured, name)) for _, left, measured in beside()]
+        runs.scatter(*zip(*pairs, strict=True), s=14, marker=marker, label=name)
+    runs.plot([0.75, 1], [0.75, 1], color=GREY, linewidth=0.8)
+    runs.set(title="runs beside the closed form", xlabel="by the clients' cosine", ylabel="measured")
+    for axis, corner, columns in (
+        (alone, "upper right", 3),
+        (drift, "lower right", 1),
+        (pays, "upper right", 1),
+        (runs, "upper left", 1),
+    ):
         axis.grid(color=GREY, alpha=0.25)
         axis.legend(fontsize=7, framealpha=0, loc=corner, ncols=columns)
 
@@ -109,8 +144,8 @@ def main() -> None:
     """Writes the picture."""
     ink: dict[Any, Any] = dict.fromkeys(INKED, GREY)
     with rc_context({**ink, "axes.titlecolor": GREY, "axes.titlesize": 10, "legend.labelcolor": GREY}):
-        figure, axes = subplots(1, 3, figsize=(9, 3), layout="constrained")
-        draw(*axes)
+        figure, axes = subplots(2, 2, figsize=(7.5, 5.4), layout="constrained")
+        draw(*axes.flat)
         save(figure, DOCS / "images" / "votes.png", dpi=110, transparent=True)
 
 

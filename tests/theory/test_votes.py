@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from docs.votes_figure import boundary, mixture
+from docs.votes_figure import beside, boundary, mixture, signal
 from lightning_fed.core.updates import Client, ReducedUpdate
 from lightning_fed.masks import SignAgreement
 
@@ -99,3 +99,30 @@ def test_what_runs_left_of_the_length_is_said() -> None:
     assert f"leaves {min(found['10 of 100']):.2f} to {max(found['10 of 100']):.2f} of it" in text
     assert f"leaves {min(found['10 of 10']):.2f} to {max(found['10 of 10']):.2f}, less than noise" in text
     assert max(found["10 of 10"]) < mixture(10, 0.4).length
+
+
+def test_runs_are_where_the_closed_form_says() -> None:
+    """As predicted in configs/studies/mask/votes.yaml, with the numbers of the page."""
+    off = {tuple(cell.values()): np.abs(np.subtract(left[:3], runs[:3])).max() for cell, left, runs in beside()}
+    assert len(off) == 24
+    assert max(off.values()) < 0.1
+    steps = max(off, key=lambda cell: off[cell])
+    text = " ".join((DOCS / "theory.md").read_text().split())
+    assert f"and {off[steps]:.3f} at most ({steps[1]} clients, {steps[0]} steps)" in text
+    assert f"within {max(error for cell, error in off.items() if cell[0] == '1'):.3f} with one local step" in text
+
+
+def test_what_was_predicted_of_progress_and_failed() -> None:
+    progress = {(cell["local steps"], cell["clients"], cell["threshold"]): runs.progress for cell, _, runs in beside()}
+    one = [progress["1", n, "0.4"] for n in ("5", "10", "30", "100")]
+    text = " ".join((DOCS / "theory.md").read_text().split())
+    assert "it is {:.2f}, {:.2f}, {:.2f} and {:.2f} for 5, 10, 30 and 100 clients".format(*one) in text
+    for n, tau in {key[1:] for key in progress} - {("5", "0.2")}:  # where the mask is 1
+        assert progress["1", n, tau] < progress["4", n, tau] > progress["16", n, tau]
+
+
+def test_the_signal_of_clients_is_above_where_a_mask_pays() -> None:
+    said = {cell["clients"]: signal(float(cell["cosine"])) for cell, *_ in beside() if cell["local steps"] == "4"}
+    text = " ".join((DOCS / "results/mask/when.md").read_text().split())
+    assert f"above both, {said['10']:.2f} with 10 clients and {said['100']:.2f} with 100" in text
+    assert all(said[n] > boundary(int(n), 0.4) for n in ("10", "100"))
