@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_fed.client_algorithms import (
+    ALIE,
     APFL,
     DPSGD,
+    IPM,
     MOON,
     SCAFFOLD,
     ClientAlgorithm,
@@ -24,7 +26,9 @@ from lightning_fed.client_algorithms import (
     FedRep,
     FedRS,
     FedSAM,
+    GaussianNoise,
     GradAlign,
+    LabelFlip,
     LGFedAvg,
     LinearScaling,
     LocalOnly,
@@ -33,6 +37,7 @@ from lightning_fed.client_algorithms import (
     PerFedAvg,
     PersonalParameters,
     PFedMe,
+    SignFlip,
     Stale,
     StatelessSCAFFOLD,
 )
@@ -97,6 +102,11 @@ ALONE = {
     "FedRep": Local(lambda: [FedRep()], given={"local_epochs": 2}, few=True),
     "LGFedAvg": Local(lambda: [LGFedAvg()], few=True),
     "PersonalParameters": Local(lambda: [PersonalParameters(first=1)], few=True),
+    "LabelFlip": Local(lambda: [LabelFlip(clients=[1, 3])], few=True),
+    "SignFlip": Local(lambda: [SignFlip(clients=[1, 3])], few=True),
+    "GaussianNoise": Local(lambda: [GaussianNoise(1.0, clients=[1, 3])], few=True),
+    "ALIE": Local(lambda: [ALIE(clients=[1, 3])], few=True),
+    "IPM": Local(lambda: [IPM(clients=[1, 3])], few=True),
 }
 # The global model is what it is without them, and what it was at the start.
 BESIDE = {"Ditto": Local(lambda: [Ditto(0.5)]), "APFL": Local(lambda: [APFL(0.5)])}
@@ -138,6 +148,15 @@ TOGETHER = {
         lambda: [FedRep(), FedProx(2.0)], ("FedRep", "FedProx"), given={"local_epochs": 2}, few=True
     ),
     "FedCM on LGFedAvg": Local(lambda: [LGFedAvg(), FedCM(0.3)], ("LGFedAvg", "FedCM"), few=True),
+    "LabelFlip on FedProx": Local(
+        lambda: [FedProx(2.0), LabelFlip(clients=[1, 3])], ("FedProx", "LabelFlip"), few=True
+    ),
+    "SignFlip on FedCM": Local(lambda: [FedCM(0.3), SignFlip(clients=[1, 3])], ("FedCM", "SignFlip"), few=True),
+    "GaussianNoise on FedSAM": Local(
+        lambda: [FedSAM(0.5), GaussianNoise(1.0, clients=[1, 3])], ("FedSAM", "GaussianNoise"), few=True
+    ),
+    "ALIE on FedPer": Local(lambda: [FedPer(), ALIE(clients=[1, 3])], ("FedPer", "ALIE"), few=True),
+    "IPM on FedProx": Local(lambda: [FedProx(2.0), IPM(clients=[1, 3])], ("FedProx", "IPM"), few=True),
     "SCAFFOLD I on personal": Local(
         lambda: [PersonalParameters(first=1), SCAFFOLD("I")], ("PersonalParameters", "SCAFFOLD I"), few=True
     ),

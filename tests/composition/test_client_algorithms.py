@@ -8,6 +8,7 @@ import torch
 from lightning_fed import FederatedTrainer, aggregators, client_algorithms
 from lightning_fed.client_algorithms import (
     SCAFFOLD,
+    Attack,
     ClientAlgorithm,
     FedDyn,
     FedGA,
@@ -95,7 +96,7 @@ def fit(*callbacks: Any, net: Net | None = None, batch_size: int = 1000, **optio
 
 
 def test_every_client_algorithm_of_the_package_is_in_the_suite() -> None:
-    kinds = {kind for kind in leaves(ClientAlgorithm) if not kind.__name__.startswith("_")} - {LossAlgorithm}
+    kinds = {kind for kind in leaves(ClientAlgorithm) if not kind.__name__.startswith("_")} - {LossAlgorithm, Attack}
     others = (*BESIDE.values(), *UNSENT.values(), *LATE.values(), *PRIVATE.values())
     apart = {type(local.make()[0]) for local in others}
     alone = [local.make() for local in (*ALONE.values(), *others)]

@@ -47,6 +47,11 @@ LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=LGFedAvg",), ["LGFedAvg"], {"last": 1}),
     (("--client=PersonalParameters", "--client.names=['*.bias']"), ["PersonalParameters"], {"names": ["*.bias"]}),
     (("--client=FedBN", "--aggregator.buffers=local", *NORMED), ["FedBN"], {}),
+    (("--client=LabelFlip", "--client.share=0.3"), ["LabelFlip"], {"share": 0.3}),
+    (("--client=SignFlip", "--client.factor=-5", "--aggregator=CoordinateMedian"), ["SignFlip"], {"factor": -5.0}),
+    (("--client=GaussianNoise", "--client.clients=[0, 3]"), ["GaussianNoise"], {"clients": [0, 3], "scale": 100.0}),
+    (("--client=ALIE", "--aggregator=Krum"), ["ALIE"], {"z": None, "share": 0.2}),
+    (("--client=IPM", "--client.epsilon=2"), ["IPM"], {"epsilon": 2.0}),
     (("--client+=FedProx", "--client.mu=.3", "--client+=FedGA", "--client.beta=.1"), ["FedProx", "FedGA"], {"mu": 0.3}),
     (("--client=[SCAFFOLD, FedGA]", "--aggregator=Krum"), ["SCAFFOLD", "FedGA"], {"option": "II"}),
 ]

@@ -218,7 +218,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 # No paper has them, or they are many methods in one.
-WITHOUT_SOURCE = {"LocalOnly", "PersonalParameters", "LossAlgorithm"}
+WITHOUT_SOURCE = {"Attack", "LocalOnly", "PersonalParameters", "LossAlgorithm"}
 METHODS = [
     (option, kind.__name__)
     for option, base in (("aggregator", Aggregator), ("client", ClientAlgorithm))
