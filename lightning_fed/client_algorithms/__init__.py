@@ -6,6 +6,7 @@ from lightning_fed.client_algorithms.fedcm import FedCM
 from lightning_fed.client_algorithms.feddyn import FedDyn
 from lightning_fed.client_algorithms.fedga import FedGA
 from lightning_fed.client_algorithms.fedprox import FedProx
+from lightning_fed.client_algorithms.last_step import FedGaLA, FedLESAM
 from lightning_fed.client_algorithms.losses import (
     MOON,
     FedIIR,
@@ -28,7 +29,7 @@ from lightning_fed.client_algorithms.personal import (
     PersonalParameters,
     PFedMe,
 )
-from lightning_fed.client_algorithms.sam import FedLESAM, FedSAM
+from lightning_fed.client_algorithms.sam import DeltaSGD, FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 from lightning_fed.client_algorithms.stale import Stale
@@ -39,11 +40,13 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "ClientAlgorithm",
+    "DeltaSGD",
     "Ditto",
     "FedBN",
     "FedCM",
     "FedDyn",
     "FedGA",
+    "FedGaLA",
     "FedIIR",
     "FedLC",
     "FedLESAM",
