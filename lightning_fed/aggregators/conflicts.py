@@ -15,7 +15,9 @@ from lightning_fed.core.updates import ByRound, Need, ReducedUpdate
 from lightning_fed.errors import expect_count, expect_number
 from lightning_fed.functional.conflicts import (
     Array,
+    alignment_weights,
     cagrad_weights,
+    fedawa_offsets,
     fedfv_weights,
     mgda_weights,
     pcgrad_weights,
@@ -23,9 +25,20 @@ from lightning_fed.functional.conflicts import (
     ties_mean,
     without_conflicts,
 )
+from lightning_fed.functional.fairness import term_weights
 from lightning_fed.functional.geometry import combine_rows, gram_matrix, value_order, wide_dtype
 
-__all__ = ["TIES", "CombiningAggregator", "FedFV", "FedMGDA", "FedOMG", "PCGrad", "SignMajority"]
+__all__ = [
+    "TIES",
+    "CombiningAggregator",
+    "FedAWA",
+    "FedFV",
+    "FedGaLAServer",
+    "FedMGDA",
+    "FedOMG",
+    "PCGrad",
+    "SignMajority",
+]
 
 
 class SignMajority(Aggregator):
@@ -228,3 +241,85 @@ class FedOMG(CombiningAggregator):
 
     def combine(self, gram: Array, shares: Array, round: int) -> Array:
         return cagrad_weights(gram, shares, self.kappa)
+
+
+class FedGaLAServer(Aggregator):
+    """Weighs clients, tensor by tensor, by how far they go the way of all: u = Σ ω_i δ_i, ω_i ∝ 1 + cos(p_i δ_i, a).
+
+    a is the mean of the p_i δ_i, then their sum with these ω_i, ``iterations`` times; see ``alignment_weights``.
+    Pourpanah, Molahasani, Soltany, Greenspan, Etemad, "Federated Unsupervised Domain Generalization Using Global and
+    Local Alignment of Gradients", AAAI 2025: global alignment, with the constants of the authors' code. Its client half
+    is ``FedGaLA``. The p_i turn a alone. ``mix`` 1, or no iteration, is FedAvg with uniform weights, up to rounding.
+
+    Args:
+        iterations: Times that ω is computed, at least 0.
+        mix: γ in [0, 1], the share of equal weights.
+        **kwargs: Options of every aggregator.
+    """
+
+    needs = Need.UPDATES
+
+    def __init__(self, iterations: int = 3, mix: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.iterations = expect_count("--aggregator.iterations", iterations, least=0)
+        self.mix = expect_number("--aggregator.mix", mix, least=0, most=1)
+
+    def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        self._sizes = [p.numel() for p in trainer.vector.parameters]
+        super().step(trainer, pl_module, update)
+
+    def server_step(self, update: ReducedUpdate) -> Tensor:
+        parts, shares = list[Tensor](), update.weights.numpy()
+        for rows in torch.split(update.updates, self._sizes, dim=1):
+            weights = alignment_weights(gram_matrix(rows).cpu().double().numpy(), shares, self.iterations, self.mix)
+            parts.append(combine_rows(rows, torch.from_numpy(weights).to(rows.device, wide_dtype(rows))).to(rows.dtype))
+        return torch.cat(parts)
+
+
+class FedAWA(CombiningAggregator):
+    """Learns clients' weights round by round: w <- w + η_g Σ λ_i δ_i, λ lower in Σ λ_i (‖δ_i - Σ λ_j δ_j‖ + d(w, w_i)).
+
+    d = 1 - cos. Shi, Zhao, Zhang, Zhou, Guo, Chang, "FedAWA: Adaptive Optimization of Aggregation Weights in Federated
+    Learning Using Client Vectors", CVPR 2025. λ_i ∝ p_i exp(b_i); in each round Adam takes ``steps`` on the b_i of its
+    clients, which are 0 at first and kept from round to round; see ``fedawa_offsets``. No steps are FedAvg, up to
+    rounding.
+
+    Args:
+        steps: Steps of Adam in a round, at least 0.
+        rate: Their learning rate, above 0.
+        **kwargs: Options of every aggregator.
+
+    Attributes:
+        offsets: b_i by client id.
+    """
+
+    def __init__(self, steps: int = 1, rate: float = 0.001, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.steps = expect_count("--aggregator.steps", steps, least=0)
+        self.rate = expect_number("--aggregator.rate", rate, above=0)
+        self.offsets: dict[int, float] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self.offsets = {}
+
+    def step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
+        self._clients, wide = [client.id for client in update.clients], wide_dtype(trainer.weights)
+        weights = trainer.weights.to(wide)
+        along = torch.stack([torch.dot(weights, row.to(wide)) for row in update.updates])
+        self._along, self._square = along.cpu().double().numpy(), float(torch.dot(weights, weights))
+        super().step(trainer, pl_module, update)
+
+    def combine(self, gram: Array, shares: Array, round: int) -> Array:
+        lengths = np.sqrt(self._square * np.maximum(self._square + 2 * self._along + gram.diagonal(), 0.0))
+        cosines = np.divide(self._square + self._along, lengths, out=np.zeros(len(gram)), where=lengths > 0)
+        start = np.array([self.offsets.get(client, 0.0) for client in self._clients])
+        offsets = fedawa_offsets(gram, shares, 1 - cosines, start, self.steps, self.rate)
+        self.offsets.update(zip(self._clients, offsets.tolist(), strict=True))
+        return term_weights(offsets, shares, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"offsets": dict(self.offsets)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.offsets = dict(state_dict["offsets"])

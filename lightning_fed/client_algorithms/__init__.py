@@ -7,6 +7,7 @@ from lightning_fed.client_algorithms.fedcm import FedCM
 from lightning_fed.client_algorithms.feddyn import FedDyn
 from lightning_fed.client_algorithms.fedga import FedGA
 from lightning_fed.client_algorithms.fedprox import FedProx
+from lightning_fed.client_algorithms.last_step import FedGaLA, FedLESAM
 from lightning_fed.client_algorithms.losses import (
     MOON,
     FedIIR,
@@ -29,14 +30,15 @@ from lightning_fed.client_algorithms.personal import (
     PersonalParameters,
     PFedMe,
 )  # fmt: skip
-from lightning_fed.client_algorithms.sam import FedLESAM, FedSAM
+from lightning_fed.client_algorithms.sam import DeltaSGD, FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
 from lightning_fed.client_algorithms.stale import Stale
 
 __all__ = [
-    "ALIE", "APFL", "DPSGD", "IPM", "MOON", "SCAFFOLD", "Attack", "ClientAlgorithm", "Ditto", "FedBN", "FedCM",
-    "FedDyn", "FedGA", "FedIIR", "FedLC", "FedLESAM", "FedNTD", "FedPer", "FedProx", "FedRS", "FedSAM", "FedRep",
-    "GaussianNoise", "GradAlign", "LGFedAvg", "LabelFlip", "LinearScaling", "LocalOnly", "LogitAdjustment",
-    "LossAlgorithm", "MimeLite", "PFedMe", "PerFedAvg", "PersonalParameters", "SignFlip", "Stale", "StatelessSCAFFOLD",
+    "ALIE", "APFL", "DPSGD", "IPM", "MOON", "SCAFFOLD", "Attack", "ClientAlgorithm", "DeltaSGD", "Ditto", "FedBN",
+    "FedCM", "FedDyn", "FedGA", "FedGaLA", "FedIIR", "FedLC", "FedLESAM", "FedNTD", "FedPer", "FedProx", "FedRS",
+    "FedSAM", "FedRep", "GaussianNoise", "GradAlign", "LGFedAvg", "LabelFlip", "LinearScaling", "LocalOnly",
+    "LogitAdjustment", "LossAlgorithm", "MimeLite", "PFedMe", "PerFedAvg", "PersonalParameters", "SignFlip", "Stale",
+    "StatelessSCAFFOLD",
 ]  # fmt: skip

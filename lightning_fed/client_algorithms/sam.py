@@ -1,17 +1,18 @@
-"""FedSAM and FedLESAM: local steps along the gradient at a worse point close by."""
+"""Local steps by gradients at two points: FedSAM, and Δ-SGD, whose step size they give."""
 
-from typing import Any, Literal
+from typing import Any
 
-from lightning.pytorch import LightningModule
-from torch import Tensor
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch.optim import SGD
 
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
-from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, Update
-from lightning_fed.errors import expect_choice, expect_number
+from lightning_fed.core.updates import Client, Need, Update
+from lightning_fed.errors import expect, expect_number
 from lightning_fed.functional.local import of_length
 
-__all__ = ["FedLESAM", "FedSAM"]
+__all__ = ["DeltaSGD", "FedSAM"]
 
 
 class FedSAM(ClientAlgorithm):
@@ -41,58 +42,75 @@ class FedSAM(ClientAlgorithm):
         vector.grad.copy_(point)
 
 
-class FedLESAM(ClientAlgorithm):
-    """Takes every local gradient uphill of the server's way: g = ∇f(w_i + ρ (w_old - w) / ‖w_old - w‖).
+class DeltaSGD(ClientAlgorithm):
+    """Takes the client's step size from its own steps: η_k = min(γ ‖w_k - w_{k-1}‖ / 2 ‖g_k - g'‖, √(1 + δ θ) η_{k-1}).
 
-    Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang, "Locally Estimated Global Perturbations are Better than Local
-    Perturbations for Federated Sharpness-aware Minimization", ICML 2024. w_old is the global model that the client got
-    in its last round (``own``, the paper), which it keeps, or that the server had before its last step (``last``, the
-    authors' code), which goes down with the model. A client without w_old climbs nowhere. The norm is over the whole
-    vector; the authors' code takes the sum of the tensors' norms, which makes the way shorter. ρ = 0 is plain local
-    training, bit for bit.
+    g' is the gradient of the step's batch at w_{k-1}, θ = η_{k-1} / η_{k-2}. Each round of a client begins with η_0 and
+    θ_0. Kim, Toghani, Uribe, Kyrillidis, "Adaptive Federated Learning with Auto-Tuned Clients", ICLR 2024, Algorithm 1
+    (Δ-SGD) with its constants. The module's SGD takes the steps, at η_k whatever its learning rate. Where nothing moved
+    or turned the second bound counts alone.
 
     Args:
-        rho: ρ of at least 0, in units of the weights.
-        since: Whose former model is w_old: that of the client's ``own`` last round, or of the server's ``last``.
+        initial: η_0, above 0.
+        gamma: γ, above 0.
+        delta: δ, at least 0; 0 never makes a step longer than η_0.
+        theta: θ_0, above 0.
     """
 
     stacks = True
-    displaces = True
-    adds_to_gradient = False
+    scales_gradient = True
+    takes_second_gradient = True
 
-    def __init__(self, rho: float = 0.1, since: Literal["own", "last"] = "own") -> None:
-        self.rho = expect_number("--client.rho", rho, least=0, of="FedLESAM")
-        self.since = expect_choice("--client.since", since, ("own", "last"), of="FedLESAM")
-        self.vectors_down = int(rho > 0 and since == "last")
-        self._old: Tensor | None = None
-        self._shift: Tensor | None = None
+    def __init__(self, initial: float = 0.2, gamma: float = 2.0, delta: float = 0.1, theta: float = 1.0) -> None:
+        self.initial = expect_number("--client.initial", initial, above=0, of="DeltaSGD")
+        self.gamma = expect_number("--client.gamma", gamma, above=0, of="DeltaSGD")
+        self.delta = expect_number("--client.delta", delta, least=0, of="DeltaSGD")
+        self.theta = expect_number("--client.theta", theta, above=0, of="DeltaSGD")
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        if stage == "fit":
-            self._old = self._shift = None
-
-    def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
-        if self._old is not None:
-            self._shift = of_length(self.rho, trainer.weights - self._old.to(trainer.weights))
+    def check(self, trainer: TrainerLike) -> None:
+        """Refuses what would change the length of steps, and terms that the step size would not see."""
+        super().check(trainer)
+        (optimizer,), own = trainer.optimizers, Callback.on_before_optimizer_step
+        algorithms = [part for part in trainer.callbacks if isinstance(part, ClientAlgorithm) and part is not self]
+        others = [type(part).__name__ for part in algorithms if type(part).on_before_optimizer_step is not own]
+        groups, clip = optimizer.param_groups, trainer.gradient_clip_val
+        given = {(group["lr"], group.get("momentum"), group.get("weight_decay")) for group in groups}
+        plain = isinstance(optimizer, SGD) and given == {(groups[0]["lr"], 0, 0)}
+        options = f"{type(optimizer).__name__} with {given}"
+        for holds, wanted, option, got in (
+            (plain, "SGD with one learning rate, no momentum and no weight decay", "--model.optimizer", options),
+            (not clip, "no clipping", "--trainer.gradient_clip_val", clip),
+            (not others, "no other algorithm that changes gradients", "--client", " and ".join(others)),
+        ):
+            expect(
+                holds, f"Expected {wanted} with DeltaSGD, which sets each step's length, got {got}: change `{option}`."
+            )
 
     def on_client_start(self, trainer: TrainerLike, pl_module: LightningModule, client: Client) -> None:
-        if self.vectors_down:
-            trainer.displacement = self._shift
-        elif self.rho:
-            shift = self.scratch("shift", trainer.weights)
-            if trainer.client_states.recall("FedLESAM", client.id, shift):
-                trainer.displacement = of_length(self.rho, shift.sub_(trainer.received).neg_())
+        rates = self.scratch("rates", trainer.weights.new_empty(3))
+        rates[0], rates[1], rates[2] = self.initial, self.theta, 0.0
 
-    def on_client_entered(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
-        if self.rho and self.since == "own":
-            trainer.client_states.store("FedLESAM", update.client.id, trainer.received)
+    def on_before_optimizer_step(self, trainer: TrainerLike, pl_module: LightningModule, optimizer: Any) -> None:  # type: ignore[override]  # our trainer stands in
+        vector = trainer.vector
+        rates, former = self.scratch("rates", trainer.weights.new_empty(3)), self.scratch("former", vector.data)
+        rate, theta, way = torch.split(rates, 1, dim=-1)
+        if trainer.local_step:
+            turned = self.scratch("turned", vector.data)
+            trainer.gradient_at(former, turned)
+            apart = (former.sub_(vector.data), turned.sub_(vector.grad))
+            moved, turn = (torch.linalg.vector_norm(each, dim=-1, keepdim=True, dtype=rates.dtype) for each in apart)
+            grown = (1 + self.delta * theta).sqrt() * rate
+            bound = torch.where((moved > 0) & (turn > 0), self.gamma / 2 * moved / turn, torch.inf)
+            new = torch.minimum(bound, grown)
+            theta.copy_(new / rate)
+            rate.copy_(new)
+        way.add_(rate)
+        former.copy_(vector.data)
+        if lr := float(optimizer.param_groups[0]["lr"]):  # of 0 there is no step
+            vector.scale_gradient(rate / lr)
 
-    def on_before_server_step(self, trainer: TrainerLike, pl_module: LightningModule, update: ReducedUpdate) -> None:
-        if self.vectors_down:
-            self._old = trainer.weights.clone()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self._old is None else {"old": self._old}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._old = state_dict.get("old")
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        """Says how far the steps went, Σ η_k, to rules that ask, as FedNova does."""
+        if Need.NORMALIZED_MEAN in trainer.aggregator.all_needs:
+            way = self.scratch("rates", trainer.weights.new_empty(3))[2]
+            update.optimizer_distance = float(way) * update.client.lr_factor

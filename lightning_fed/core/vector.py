@@ -250,7 +250,7 @@ class ParameterVector:
         wanted = {id(p) for p in parameters}
         return [place for p, place in self.all_places().items() if id(p) not in wanted]
 
-    def scale_gradient(self, factor: float) -> None:
+    def scale_gradient(self, factor: float | Tensor) -> None:
         """Multiplies the gradient of the loss; terms of other algorithms are added afterwards."""
         self.grad.mul_(factor)
 

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from lightning_fed.functional.server import *
 
 __all__ = [
-    "ClientSummary", "GradientSpread", "agreement", "bulyan", "cagrad_weights", "calibration_margins",
-    "coin_flip_votes", "combine_rows", "contrastive_loss", "control_variate", "coordinate_median",
-    "corrective_weights", "difference", "fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step",
-    "fedexp_factor", "fedfv_weights", "fedlws_shrinking", "fedyogi_step", "geometric_median", "gradient_and_mask",
-    "gradient_spread", "gram_matrix", "krum_scores", "krum_select", "least_norm", "linear_scaling_shift", "log_priors",
-    "magnitude_agreement", "magnitude_agreement_mask", "mgda_weights", "not_true_divergence", "of_length",
-    "optimizer_distance",
-    "pcgrad_weights", "project_onto_simplex", "qfedavg_weights", "restricted_factors", "sand_mask", "sgd_distance",
-    "sign_agreement_mask", "squared_distances", "summarize_clients", "supported_deviations", "term_weights",
-    "ties_mean", "trimmed_mean", "value_order", "vote_threshold", "weighted_gradients", "without_conflicts",
+    "ClientSummary", "GradientSpread", "agreement", "alignment_weights", "bulyan", "cagrad_weights",
+    "calibration_margins", "coin_flip_votes", "combine_rows", "contrastive_loss", "control_variate",
+    "coordinate_median", "corrective_weights", "difference", "fedadagrad_step", "fedadam_step", "fedavgm_step",
+    "fedawa_offsets", "feddyn_step", "fedexp_factor", "fedfv_weights", "fedlws_shrinking", "fedyogi_step",
+    "geometric_median", "gradient_and_mask", "gradient_spread", "gram_matrix", "krum_scores", "krum_select",
+    "least_norm", "linear_scaling_shift", "log_priors", "magnitude_agreement", "magnitude_agreement_mask",
+    "mgda_weights", "not_true_divergence", "of_length", "optimizer_distance", "pcgrad_weights", "project_onto_simplex",
+    "qfedavg_weights", "restricted_factors", "sand_mask", "sgd_distance", "sign_agreement_mask", "squared_distances",
+    "summarize_clients", "supported_deviations", "term_weights", "ties_mean", "trimmed_mean", "value_order", "vote_threshold",
+    "weighted_gradients", "without_conflicts",
 ]  # fmt: skip
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from lightning_fed.functional.geometry import wide_dtype
 
 __all__ = [
+    "alignment_weights",
     "cagrad_weights",
+    "fedawa_offsets",
     "fedfv_weights",
     "least_norm",
     "mgda_weights",
@@ -149,6 +151,46 @@ def cagrad_weights(gram: Array, shares: Array, kappa: float) -> Array:
         t = brentq(excess, t, above, xtol=1e-15 * (above / 2), rtol=1e-14, maxiter=1000)
     weights: Array = shares + gamma(t) / t
     return weights
+
+
+def alignment_weights(gram: Array, shares: Array, iterations: int, mix: float = 0.0) -> Array:
+    """Computes c_i = (1 - γ) ω_i + γ / n of ``FedGaLAServer``, with v_i = p_i δ_i and γ = ``mix``.
+
+    Without iterations ω_i = 1/n. a is the mean of the v_i at first, then, again and again, ω_i ∝ 1 + cos(v_i, a) and
+    a = Σ ω_i v_i. A vector of 0, or of no more than rounding, has the cosine 0 to any.
+    """
+    equal = np.full(len(gram), 1 / len(gram))
+    weights, products = equal, gram * np.outer(shares, shares)
+    for _ in range(iterations):
+        lengths = np.sqrt(products.diagonal() * square_of_sum(products, weights))
+        cosines = np.divide(products @ weights, lengths, out=np.zeros(len(gram)), where=lengths > 0)
+        weights = 1 + np.clip(cosines, -1, 1)
+        weights = weights / weights.sum()
+    mixed: Array = (1 - mix) * weights + mix * equal
+    return mixed
+
+
+def fedawa_offsets(gram: Array, shares: Array, apart: Array, offsets: Array, steps: int, rate: float) -> Array:
+    """Takes steps of Adam on the b_i of ``FedAWA``, shape (n,), from ``offsets``; ``apart`` are the d(w, w_i).
+
+    β are 0.5 and 0.999 and ε 1e-8, as in the authors' code, from moments of 0. With λ on the simplex r_i² =
+    ‖δ_i - Σ λ_j δ_j‖² is Σ_j λ_j D_ij - ½ λᵀ D λ, D the squared distances; its slope is D_ij - (D λ)_j.
+    """
+    squares = gram.diagonal()
+    distances = np.maximum(np.add.outer(squares, squares) - 2 * gram, 0.0)
+    distances[distances <= 1e-14 * squares.max()] = 0.0  # no more than the rounding of G
+    first, second, moved = np.zeros(len(gram)), np.zeros(len(gram)), offsets.copy()
+    for step in range(1, steps + 1):
+        weights = shares * np.exp(moved - moved.max())
+        weights /= weights.sum()
+        mean = distances @ weights
+        lengths = np.sqrt(np.maximum(mean - weights @ mean / 2, 0.0))
+        pulls = np.divide(weights, 2 * lengths, out=np.zeros(len(gram)), where=lengths > 0)
+        slope = lengths + apart + pulls @ distances - pulls.sum() * mean
+        slope = weights * (slope - weights @ slope)
+        first, second = 0.5 * first + 0.5 * slope, 0.999 * second + 0.001 * slope**2
+        moved -= rate * (first / (1 - 0.5**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+    return moved
 
 
 def least_norm(gram: Array, start: Array, linear: Array | float = 0.0, reach: float = 1.0) -> Array:

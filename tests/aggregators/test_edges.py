@@ -18,14 +18,14 @@ SCALES = dict.fromkeys(
     (
         "FedAvg", "FedAvgM", "FedNova", "FedDynServer", "FedGMA", "FedGMA prose", "CoordinateMedian", "TrimmedMean",
         "Krum", "MultiKrum", "MultiKrum of 3", "Bulyan", "FedExP", "FedACG", "TIES", "TIES of all", "PCGrad", "FedFV",
-        "FedOMG", "TERM", "AFL", "FedDGGA", "FedLWS", "FedLWS unbound",
+        "FedOMG", "TERM", "AFL", "FedDGGA", "FedLWS", "FedLWS unbound", "FedGaLAServer", "FedGaLAServer mixed",
     ),
     2.0,
 )  # fmt: skip
 SCALES |= {"SignMajority": 1.0, "FedMGDA": 1.0, "FedMGDA free": 1.0}
 WITH_OWN_LENGTH = {
     "FedAdagrad", "FedAdagrad from 0", "FedAdam", "FedAdam from 0", "FedYogi", "FedYogi from 0", "CGW", "CGW shared",
-    "ServerOptimizer", "ServerOptimizer decay", "FedExP bounded", "QFedAvg", "GeometricMedian",
+    "ServerOptimizer", "ServerOptimizer decay", "FedExP bounded", "FedAWA", "QFedAvg", "GeometricMedian",
 }  # fmt: skip
 every_rule = pytest.mark.parametrize("rule", RULES)
 every_mask = pytest.mark.parametrize("mask", [name for name in MASKS if name != "none"])

@@ -53,6 +53,56 @@ class LesamByHand(FedAvgByHand):
         return super().server(steps)
 
 
+class GalaByHand(FedAvgByHand):
+    """Pourpanah et al., local alignment, on the tensors of ``Layered``."""
+
+    def __init__(self, *args: Any, threshold: float, sign: int = -1, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.threshold, self.sign = threshold, sign
+        self.sent: list[np.ndarray] = []
+
+    def prepare(self) -> None:
+        self.sent = [*self.sent, self.w.copy()]
+
+    def gradient(self, i: int, w: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        gradient = super().gradient(i, w, rows).copy()
+        for at in (slice(0, 4), slice(4, 8), slice(8, 20), slice(20, 23)) if len(self.sent) > 1 else ():
+            g, way = gradient[at], (self.sent[-1] - self.sent[-2])[at]
+            cosine = self.sign * (g @ way) / np.sqrt((g @ g) * (way @ way))
+            gradient[at] = 0 if cosine < self.threshold else g
+        return gradient
+
+
+class DeltaSgdByHand(FedAvgByHand):
+    """Kim et al., Algorithm 1, both gradients on one batch."""
+
+    def __init__(self, *args: Any, eta: float, gamma: float, delta: float, theta: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.first, self.bound, self.growth = (eta, theta), gamma, delta
+
+    def train(self, i: int, start: np.ndarray, batches: list[np.ndarray]) -> np.ndarray:
+        w, (eta, theta), old = start, self.first, None
+        self.ways = {**getattr(self, "ways", {}), i: 0.0}
+        for rows in batches:
+            gradient = self.problem.gradient(w, rows)
+            if old is not None:
+                turned = np.sqrt(((gradient - self.problem.gradient(old, rows)) ** 2).sum())
+                smooth = self.bound * np.sqrt(((w - old) ** 2).sum()) / (2 * turned)
+                new = min(smooth, np.sqrt(1 + self.growth * theta) * eta)
+                eta, theta = new, new / eta
+            self.ways[i] += eta
+            old, w = w, w - eta * gradient
+        return w
+
+
+class DeltaNovaByHand(DeltaSgdByHand):
+    """Its steps under FedNova, whose distances are how far they went."""
+
+    def server(self, steps: dict[int, int]) -> np.ndarray:
+        mean = sum(p * self.ways[i] for i, p in self.p.items())
+        return self.w + mean * sum(p * self.updates[i] / self.ways[i] for i, p in self.p.items())
+
+
 class PerFedAvgByHand(FedAvgByHand):
     """Fallah et al., Algorithm 1, first-order, or with the Hessian's product by differences."""
 

@@ -14,11 +14,13 @@ from lightning_fed.client_algorithms import (
     APFL,
     SCAFFOLD,
     ClientAlgorithm,
+    DeltaSGD,
     Ditto,
     FedBN,
     FedCM,
     FedDyn,
     FedGA,
+    FedGaLA,
     FedLESAM,
     FedPer,
     FedProx,
@@ -121,6 +123,25 @@ CASES |= {
     "FedLESAM": Case(partial(FedLESAM, 0.3), partial(second.LesamByHand, rho=0.3), optimizers=ALL),
     "FedLESAM last": Case(
         partial(FedLESAM, 0.3, "last"), partial(second.LesamByHand, rho=0.3, last=True), optimizers=ALL
+    ),
+    "FedGaLA": Case(partial(FedGaLA, 0.1), partial(second.GalaByHand, threshold=0.1), **LAYERED),
+    "FedGaLA gradient": Case(
+        partial(FedGaLA, compare="gradient"), partial(second.GalaByHand, threshold=0.0, sign=1), **LAYERED
+    ),
+    "DeltaSGD": Case(
+        DeltaSGD, partial(second.DeltaSgdByHand, eta=0.2, gamma=2.0, delta=0.1, theta=1.0), optimizers=("sgd",) * 4
+    ),
+    "FedNova with DeltaSGD": Case(
+        DeltaSGD,
+        partial(second.DeltaNovaByHand, eta=0.2, gamma=2.0, delta=0.1, theta=1.0),
+        FedNova,
+        optimizers=("sgd",) * 4,
+    ),
+    "DeltaSGD far": Case(
+        partial(DeltaSGD, 0.05, 1.0, 3.0, 2.0),
+        partial(second.DeltaSgdByHand, eta=0.05, gamma=1.0, delta=3.0, theta=2.0),
+        optimizers=("sgd",) * 4,
+        options={"local_epochs": 4},
     ),
     "PerFedAvg": Case(partial(PerFedAvg, 0.2), partial(second.PerFedAvgByHand, inner=0.2), optimizers=ALL),
     "PFedMe": Case(

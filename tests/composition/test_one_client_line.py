@@ -28,6 +28,12 @@ LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=MimeLite", "--client.beta=0.5"), ["MimeLite"], {"beta": 0.5}),
     (("--client=FedSAM", "--client.rho=0.2"), ["FedSAM"], {"rho": 0.2}),
     (("--client=FedLESAM", "--client.since=last"), ["FedLESAM"], {"since": "last", "rho": 0.1}),
+    (("--client=FedGaLA", "--client.threshold=0.1"), ["FedGaLA"], {"threshold": 0.1, "compare": "step"}),
+    (
+        ("--client=DeltaSGD", "--client.delta=0.02", "--model.optimizer.momentum=0"),
+        ["DeltaSGD"],
+        {"delta": 0.02, "gamma": 2.0},
+    ),
     (("--client=PFedMe", "--client.lam=5", "--aggregator.lr=0.5"), ["PFedMe"], {"lam": 5.0, "inner_steps": 5}),
     (("--client=PerFedAvg", "--client.form=hessian_free"), ["PerFedAvg"], {"form": "hessian_free"}),
     (("--client=Ditto", "--client.lam=0.3"), ["Ditto"], {"lam": 0.3}),

@@ -19,6 +19,8 @@ LINES = {
     "MoFedSAM": ("--client+=FedSAM", "--client.rho=0.1", "--client+=FedCM"),
     "FedLESAM": ("--client=FedLESAM",),
     "FedLESAM last": ("--client=FedLESAM", "--client.since=last"),
+    "FedGaLA": ("--client=FedGaLA", "--aggregator=FedGaLAServer"),
+    "DeltaSGD, FedAWA": ("--client=DeltaSGD", "--aggregator=FedAWA", "--model.optimizer.momentum=0"),
     "FedGA on SCAFFOLD": ("--client+=SCAFFOLD", "--client+=FedGA", "--client.beta={1: 0.3, 3: 0.1}"),
 }
 

@@ -8,6 +8,7 @@ from itertools import product
 from math import fsum, tanh
 
 import numpy as np
+import torch
 from scipy.optimize import minimize
 
 # η_g of every rule; not 1, so that what it multiplies is seen.
@@ -317,6 +318,40 @@ def fedlws(each: Round, server: Server, beta: float, least: float, most: float) 
         way = tau * np.sqrt(((new - server.w)[at] ** 2).sum())
         new[at] *= length / (length + way) if length else 1.0
     return LR * (new - server.w)
+
+
+def fedgala(each: Round, server: Server, iterations: int, mix: float) -> Array:
+    """Vector by vector, tensor by tensor."""
+    step, start, n = np.zeros_like(server.w), 0, len(each.deltas)
+    shares = server.counts / server.counts.sum()
+    for size in each.tensors:
+        at = slice(start, start := start + size)
+        rows, weights = shares[:, None] * each.deltas[:, at], np.full(n, 1 / n)
+        for _ in range(iterations):
+            way = weights @ rows
+            length = np.sqrt((way**2).sum())
+            length *= length > 1e-12 * np.sqrt((rows**2).sum(axis=1)).sum()
+            below = [np.sqrt((row**2).sum()) * length for row in rows]
+            cosines = [row @ way / scale if scale else 0.0 for row, scale in zip(rows, below, strict=True)]
+            weights = np.array([(1 + cosine) / (n + fsum(cosines)) for cosine in cosines])
+        step[at] = (mix / n + (1 - mix) * weights) @ each.deltas[:, at]
+    return LR * step
+
+
+def fedawa(each: Round, server: Server, steps: int, rate: float) -> Array:
+    """The objective as it is written, its slope by automatic differentiation and the steps by torch's Adam."""
+    b = torch.tensor(server.memory.get("b", np.zeros(len(each.deltas))), requires_grad=True)
+    shares, rows, w = (torch.tensor(x, dtype=torch.float64) for x in (server.counts, each.deltas, server.w))
+    optimizer = torch.optim.Adam([b], lr=rate, betas=(0.5, 0.999))
+    for _ in range(steps):
+        weights = torch.softmax(torch.log(shares) + b, dim=0)
+        spread = torch.linalg.vector_norm(rows - weights @ rows, dim=1)
+        apart = 1 - torch.nn.functional.cosine_similarity(w + rows, w[None], dim=1)
+        optimizer.zero_grad()
+        (weights @ (spread + apart)).backward()
+        optimizer.step()
+    server.memory["b"] = b.detach().numpy()
+    return LR * (torch.softmax(torch.log(shares) + b, dim=0) @ rows).detach().numpy()
 
 
 def losses_of(each: Round) -> Array:

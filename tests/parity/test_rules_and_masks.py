@@ -127,6 +127,16 @@ RULES = {
         weighs=False,
     ),
     "FedOMG": Case(aggregators.FedOMG, partial(by_hand.fedomg, kappa=0.5), before=False, rtol=1e-5),
+    "FedAWA": Case(
+        partial(aggregators.FedAWA, 4, 0.2), partial(by_hand.fedawa, steps=4, rate=0.2), before=False, rtol=1e-7
+    ),
+    "FedGaLAServer": Case(
+        aggregators.FedGaLAServer, partial(by_hand.fedgala, iterations=3, mix=0.0), before=False, rtol=1e-10
+    ),
+    "FedGaLAServer mixed": Case(
+        partial(aggregators.FedGaLAServer, 1, 0.3), partial(by_hand.fedgala, iterations=1, mix=0.3), before=False,
+        rtol=1e-10,
+    ),
     "QFedAvg": Case(
         partial(aggregators.QFedAvg, 1.5, 4.0), partial(by_hand.qfedavg, q=1.5, lipschitz=4.0), before=False
     ),

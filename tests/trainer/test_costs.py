@@ -30,6 +30,7 @@ from lightning_fed.client_algorithms import (
     FedCM,
     FedDyn,
     FedGA,
+    FedGaLA,
     FedIIR,
     FedLC,
     FedLESAM,
@@ -102,6 +103,7 @@ TABLE: dict[str, Row] = {
     # The server's last step goes down with the model; what a client got before it keeps.
     "FedLESAM": (lambda: [FedLESAM()], 1, 1, 1, 0),
     "FedLESAM last": (lambda: [FedLESAM(since="last")], 1, 2, 1, 0),
+    "FedGaLA": (lambda: [FedGaLA()], 1, 2, 1, 0),
     "MoFedSAM": (lambda: [FedSAM(), FedCM()], 1, 2, 1, 1),
     "PFedMe": (lambda: [PFedMe(inner_steps=4)], 1, 1, 1, 3),
     "PerFedAvg": (lambda: [PerFedAvg()], 1, 1, 1, 1),

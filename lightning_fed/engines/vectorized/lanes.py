@@ -37,8 +37,8 @@ class StackedVector:
         self.data, self.grad, self.personal = data, grad, personal
         self.dtype, self.device, self.numel = data.dtype, data.device, data.shape[1]
 
-    def scale_gradient(self, factor: float) -> None:
-        """Multiplies the gradients of the losses; terms of other algorithms are added afterwards."""
+    def scale_gradient(self, factor: float | Tensor) -> None:
+        """Multiplies the gradients of the losses, with (m, 1) each by its own; terms of others are added afterwards."""
         self.grad.mul_(factor)
 
     def add_to_gradient(self, term: Tensor, alpha: float = 1.0) -> None:
