@@ -87,24 +87,25 @@ class FedLESAM(_LastStepAlgorithm):
 
 
 class FedGaLA(_LastStepAlgorithm):
-    """Drops, tensor by tensor, gradients that do not go the server's way: g_l <- 0 where cos(-g_l, Δ_l) < τ.
+    """Drops gradients, tensor by tensor, by the angle to the server's last step: g_l <- 0 where cos(g_l, Δ_l) < τ.
 
-    Δ is the server's last step. Pourpanah, Molahasani, Soltany, Greenspan, Etemad, "Federated Unsupervised Domain
-    Generalization Using Global and Local Alignment of Gradients", AAAI 2025: local alignment, whose server half is
-    ``FedGaLAServer``. The authors' code compares g itself with Δ, as ``compare`` ``gradient`` does. A tensor that is 0
-    in g or Δ has no direction and is kept. In the first round, and with τ = -1, it is plain training, bit for bit.
+    Δ is that step. Pourpanah, Molahasani, Soltany, Greenspan, Etemad, "Federated Unsupervised Domain Generalization
+    Using Global and Local Alignment of Gradients", AAAI 2025: local alignment as the authors' code has it, whose server
+    half is ``FedGaLAServer``. As g points uphill, that keeps steps against Δ; ``compare`` ``step`` takes cos(-g_l, Δ_l)
+    and keeps those along it. A tensor that is 0 in g or Δ has no direction and is kept. In the first round, and with
+    τ = -1, it is plain training, bit for bit.
 
     Args:
         threshold: τ in [-1, 1].
-        compare: Whether the ``step`` -g, or the ``gradient`` g, has to go the way of Δ.
+        compare: Whether the ``gradient`` g, or the ``step`` -g, has to go the way of Δ.
     """
 
     stacks = True
     scales_gradient = True
 
-    def __init__(self, threshold: float = 0.0, compare: Literal["step", "gradient"] = "step") -> None:
+    def __init__(self, threshold: float = 0.0, compare: Literal["gradient", "step"] = "gradient") -> None:
         self.threshold = expect_number("--client.threshold", threshold, least=-1, most=1, of="FedGaLA")
-        self.compare = expect_choice("--client.compare", compare, ("step", "gradient"), of="FedGaLA")
+        self.compare = expect_choice("--client.compare", compare, ("gradient", "step"), of="FedGaLA")
         self.vectors_down = int(threshold > -1)
 
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:

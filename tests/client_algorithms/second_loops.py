@@ -56,7 +56,7 @@ class LesamByHand(FedAvgByHand):
 class GalaByHand(FedAvgByHand):
     """Pourpanah et al., local alignment, on the tensors of ``Layered``."""
 
-    def __init__(self, *args: Any, threshold: float, sign: int = -1, **options: Any) -> None:
+    def __init__(self, *args: Any, threshold: float, sign: int, **options: Any) -> None:
         super().__init__(*args, **options)
         self.threshold, self.sign = threshold, sign
         self.sent: list[np.ndarray] = []

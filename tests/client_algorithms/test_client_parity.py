@@ -124,9 +124,9 @@ CASES |= {
     "FedLESAM last": Case(
         partial(FedLESAM, 0.3, "last"), partial(second.LesamByHand, rho=0.3, last=True), optimizers=ALL
     ),
-    "FedGaLA": Case(partial(FedGaLA, 0.1), partial(second.GalaByHand, threshold=0.1), **LAYERED),
-    "FedGaLA gradient": Case(
-        partial(FedGaLA, compare="gradient"), partial(second.GalaByHand, threshold=0.0, sign=1), **LAYERED
+    "FedGaLA": Case(partial(FedGaLA, 0.1), partial(second.GalaByHand, threshold=0.1, sign=1), **LAYERED),
+    "FedGaLA step": Case(
+        partial(FedGaLA, compare="step"), partial(second.GalaByHand, threshold=0.0, sign=-1), **LAYERED
     ),
     "DeltaSGD": Case(
         DeltaSGD, partial(second.DeltaSgdByHand, eta=0.2, gamma=2.0, delta=0.1, theta=1.0), optimizers=("sgd",) * 4

@@ -28,7 +28,7 @@ LINES: list[tuple[tuple[str, ...], list[str], dict[str, Any]]] = [
     (("--client=MimeLite", "--client.beta=0.5"), ["MimeLite"], {"beta": 0.5}),
     (("--client=FedSAM", "--client.rho=0.2"), ["FedSAM"], {"rho": 0.2}),
     (("--client=FedLESAM", "--client.since=last"), ["FedLESAM"], {"since": "last", "rho": 0.1}),
-    (("--client=FedGaLA", "--client.threshold=0.1"), ["FedGaLA"], {"threshold": 0.1, "compare": "step"}),
+    (("--client=FedGaLA", "--client.threshold=0.1"), ["FedGaLA"], {"threshold": 0.1, "compare": "gradient"}),
     (
         ("--client=DeltaSGD", "--client.delta=0.02", "--model.optimizer.momentum=0"),
         ["DeltaSGD"],

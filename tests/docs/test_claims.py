@@ -344,3 +344,17 @@ def test_what_the_mask_gains_over_its_controls_in_a_single_round_is_that_of_the_
             numbers, *_ = recomputed({**row, "published": "none published", "claim": "(our question)"})
             (printed_ones,) = PRINTED["difference", "t_low", "t_high"].findall(cell)
             assert is_rounded(printed_ones, [repr(number) for number in numbers], 100), (drawn, which, control)
+
+
+def test_bytes_of_codecs_and_until_70_percent_are_those_of_the_curves() -> None:
+    part = (RESULTS / "compression.md").read_text().partition("## The table")[2].partition("\n## ")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:2] == "| "]
+    told = {first: (cells[0], cells[-1]) for first, *cells in lines if cells[0][0].isdecimal()}
+    assert len(told) == 15
+    for name, (packet, until) in told.items():
+        rule, _, codec = name.partition(", ")
+        axes = {"rule": rule, "codec": codec or "none"}
+        sent, right = (curves("compression/fashionmnist", axes, metric) for metric in ("comm/bytes_up", "test/acc"))
+        assert int(packet.replace(",", "")) == sent[0][1] / 20  # clients of the first round
+        first = next(at for at in sorted(right[0]) if fmean(curve[at] for curve in right) >= 0.7)
+        assert is_rounded((until,), [str(sent[0][first] / 1e6)], 1), name

@@ -254,17 +254,3 @@ def test_pairs_of_models_are_those_of_the_runs() -> None:
             mean = fmean(ours.values()) - fmean(theirs.values())
             (numbers,) = re.findall(PRINTED["difference", "t_low", "t_high"], cell)
             assert is_rounded(numbers, [str(mean), *map(str, test.confidence_interval())], 100), (one, other, study)
-
-
-def test_bytes_of_codecs_and_until_70_percent_are_those_of_the_curves() -> None:
-    part = (RESULTS / "compression.md").read_text().partition("## The table")[2].partition("\n## ")[0]
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:2] == "| "]
-    told = {first: (cells[0], cells[-1]) for first, *cells in lines if cells[0][0].isdecimal()}
-    assert len(told) == 15
-    for name, (packet, until) in told.items():
-        rule, _, codec = name.partition(", ")
-        axes = {"rule": rule, "codec": codec or "none"}
-        sent, right = (curves("compression/fashionmnist", axes, metric) for metric in ("comm/bytes_up", "test/acc"))
-        assert int(packet.replace(",", "")) == sent[0][1] / 20  # clients of the first round
-        first = next(at for at in sorted(right[0]) if fmean(curve[at] for curve in right) >= 0.7)
-        assert is_rounded((until,), [str(sent[0][first] / 1e6)], 1), name
