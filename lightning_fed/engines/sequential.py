@@ -176,13 +176,14 @@ class SequentialTrainer(ClientTrainer):
         if client.steps is None and epochs is not None:
             steps = steps_in_epochs(epochs, per_epoch)
         for epoch in count() if steps is None else range(-(-steps // max(per_epoch, 1))):
-            # A part of an epoch is its first batches.
+            # A part of an epoch is its first batches; of a whole one all are read, which finds any too many.
             some = batches if steps is None else min(batches, (steps - epoch * per_epoch) * window)
+            read = None if some == batches else some
             order = send_order(state.source, torch.randperm(client.num_samples, generator=self.stream)[:samples])
             # Random numbers drawn while reading come from a separate stream for each epoch; tensors need none.
             at = (client.round, client.id, epoch)
             seed = seed_for(state.seed, Purpose.READ, *at) if state.source.reads_are_seeded else 0
-            for index, batch in enumerate(islice(read_batches(state.source, client.id, order, seed), some)):
+            for index, batch in enumerate(islice(read_batches(state.source, client.id, order, seed), read)):
                 self.recorder.batch_size = taken = min(size, samples - index * size)
                 self.parts.counts.samples += taken
                 yield (batch if state.transfer is None else state.transfer(batch, 0)), index, index == some - 1

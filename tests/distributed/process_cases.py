@@ -73,7 +73,7 @@ class Shifted(Net):
         self.layers[0] = nn.Linear(5, 6, bias=False)
 
 
-class Plain(Net):
+class NoNorms(Net):
     """Without BatchNorm, and without what it keeps of inputs."""
 
     def __init__(self) -> None:
@@ -679,7 +679,7 @@ CASES: dict[str, Case] = {
     "local privacy": lambda devices, _: fit(devices, evenly(), LocalDP(0.05, 1e-5, 0.5), clients_per_round=4),
     **{
         f"private samples | {engine}": lambda devices, _, engine=engine: fit(
-            devices, DPSGD(0.05, 0.2), SCAFFOLD(), net=start(Plain), engine=engine, clients_per_round=4
+            devices, DPSGD(0.05, 0.2), SCAFFOLD(), net=start(NoNorms), engine=engine, clients_per_round=4
         )
         for engine in ("sequential", "vectorized")
     },
