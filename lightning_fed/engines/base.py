@@ -1,14 +1,14 @@
 """The two halves of every engine: who trains the clients of a round, and the books that their updates enter."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
 
 from torch import Tensor
 
 from lightning_fed.aggregators import Aggregator
-from lightning_fed.callbacks.payload import Payload, expect_noise_holds, payloads_of
+from lightning_fed.callbacks.payload import expect_noise_holds, payloads_of
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.devices import is_device_fault
 from lightning_fed.core.hooks import HookCaller
@@ -112,10 +112,10 @@ class ClientTrainer(ABC):
     """Trains clients; how it does, and where, a subclass says in ``train``.
 
     Attributes:
-        away: Whether clients train on other machines, where their hooks run and what they keep stays.
+        facts: What the row of a round says besides.
     """
 
-    away = False
+    facts: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, parts: TrainingParts) -> None:
         self.parts, self.state, self.options, self.hooks = parts, parts.state, parts.options, parts.hooks
@@ -126,10 +126,6 @@ class ClientTrainer(ABC):
 
     def begin_round(self) -> None:  # noqa: B027  # most have nothing to get ready
         """Called between two rounds, before any hook of the next."""
-
-    def facts(self) -> dict[str, float]:
-        """Returns what the row of a round says besides of how its clients were trained."""
-        return {}
 
     @abstractmethod
     def train(self, clients: tuple[Client, ...]) -> Iterator[FinishedClient]:
@@ -159,10 +155,7 @@ class Engine:
         self.noisy = [payload for payload in payloads_of(parts.hooks.callbacks) if payload.adds_noise]
         self.watch = ModuleWatch(self.state)
         self.client_end_hooks, self.client_entered_hooks = (
-            self.watch.guarded(
-                name, [hook for hook in parts.hooks.bound(name) if not (trainer.away and _is_client(hook))]
-            )
-            for name in ("on_client_end", "on_client_entered")
+            self.watch.guarded(name, parts.hooks.bound(name)) for name in ("on_client_end", "on_client_entered")
         )
         most = self.state.source.batch_size if self.options.local_steps is not None else None
         self.assignment = Assignment(self.processes, (self.state.client_states, self.state.buffers), most)
@@ -349,8 +342,3 @@ class Engine:
                 f"{pull:g} to the global model, which cancels the steps: choose a learning rate below 1 / pull."
             )
         return distance
-
-
-def _is_client(hook: Any) -> bool:
-    """Returns whether a bound hook belongs where clients train, and not to what only looks on."""
-    return isinstance(getattr(hook.func, "__self__", None), (ClientAlgorithm, Payload, Aggregator))

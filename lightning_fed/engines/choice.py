@@ -97,9 +97,8 @@ def make_engine(
     if fleet is None:
         return Engine(parts, _trainer_for(parts, choice), reducer)
     kind = SumsTrainer if getattr(fleet, "sums_only", False) else RemoteTrainer
-    engine = Engine(parts, remote := kind(parts, fleet, reducer), reducer)
-    state.client_states.elsewhere = remote.elsewhere
-    return engine
+    remote = kind(parts, fleet, reducer)
+    return remote.joined(Engine(parts, remote, reducer))
 
 
 def _trainer_for(parts: TrainingParts, choice: dict[str, Any]) -> ClientTrainer:

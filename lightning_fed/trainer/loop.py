@@ -239,7 +239,7 @@ class RoundLoop:
             "clients/diverged": float(len(left_out.clients) - len(left_out.failed)),
             "time/clients": trained,
         }
-        counts |= self.engine.trainer.facts()
+        counts |= self.engine.trainer.facts
         if self.trainer.fleet is not None or self.options.tolerance.on_client_error == "skip":
             counts["clients/failed"] = float(len(left_out.failed))
         counts |= totals

@@ -20,10 +20,14 @@ from lightning_fed.core.train_state import FullGradients, LocalOptions, Toleranc
 from lightning_fed.core.user_code import describe, lightning_class, overrides
 from lightning_fed.data.adoption import adopt
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count
+from lightning_fed.engines.fleet import Fleet, FleetData
 from lightning_fed.runs.folder import is_below
 from lightning_fed.sampling import Participation
 
-__all__ = ["GROUPS", "TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module"]
+__all__ = [
+    "GROUPS", "TrainerOptions", "batch_limit", "known_length", "expect_datamodule", "expect_module",
+    "training_data",
+]  # fmt: skip
 
 
 # Groups of options that Lightning does not have, by topic.
@@ -211,6 +215,13 @@ def _as_lightning_checks(module: LightningModule, step: str) -> Any:
         {"gradient_clip_val": None, "accumulate_grad_batches": 1},
     )
     return SimpleNamespace(lightning_module=module, state=state, fit_loop=loop, **plain)
+
+
+def training_data(fleet: Fleet | None, model: Any, datamodule: Any, train: Any, val: Any) -> LightningDataModule:
+    """Returns the data of ``fit``; where a fleet has the clients, those are for evaluation alone."""
+    if fleet is None:
+        return expect_datamodule(model, datamodule, train=train, val=val)
+    return FleetData(fleet, adopt(datamodule or train, model, val=val))
 
 
 def expect_datamodule(model: Any, datamodule: Any, **loaders: Any) -> LightningDataModule:

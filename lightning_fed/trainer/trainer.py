@@ -23,9 +23,7 @@ from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.recorder import LoggedMetrics
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for
 from lightning_fed.core.train_state import CompileMode, EngineName, FullGradients, NoState, Tolerance, TrainState
-from lightning_fed.data.adoption import adopt
 from lightning_fed.data.batch_sources import BatchSource
-from lightning_fed.engines.fleet import FleetData
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoint_files import save_checkpoint
 from lightning_fed.runs.folder import RunFolder
@@ -39,7 +37,7 @@ from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.forwarding import derived, forwarded
 from lightning_fed.trainer.lightning_arguments import make_options
 from lightning_fed.trainer.lightning_names import LightningNames
-from lightning_fed.trainer.options import expect_datamodule, expect_module
+from lightning_fed.trainer.options import expect_module, training_data
 from lightning_fed.trainer.setup import attached, evaluating, train
 
 __all__ = ["FederatedTrainer"]
@@ -254,10 +252,7 @@ class FederatedTrainer(LightningNames, ShownInNotebooks):
                 checkpoint, that is used instead.
         """
         model = expect_module(model, "training_step")
-        if self.fleet is None:
-            data = expect_datamodule(model, datamodule, train=train_dataloaders, val=val_dataloaders)
-        else:
-            data = FleetData(self.fleet, adopt(datamodule or train_dataloaders, model, val=val_dataloaders))
+        data = training_data(self.fleet, model, datamodule, train_dataloaders, val_dataloaders)
         books = self.books
         books.initial_weights, books.interrupted, books.stop_message = weights, None, ""
         with graceful_stop(self.is_global_zero) as stop, books.lock:

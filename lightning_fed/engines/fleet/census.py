@@ -103,6 +103,8 @@ class _Said:
         self.batches: tuple[int, bool] = facts["batch_size"], facts["drop_last"]
         classes = tensors.get("classes")
         self.classes = None if classes is None else classes.long().numpy().reshape(len(ids), -1)
+        fits = self.classes is None or (self.classes.min() >= 0 and float(self.classes.sum()) < 1 << 28)
+        expect(fits, f"Expected node {node} to count its samples of each class, got other numbers.")
 
 
 def _expect_same(one: _Said, other: _Said) -> None:

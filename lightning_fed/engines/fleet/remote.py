@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client
-from lightning_fed.engines.base import ClientTrainer, FinishedClient, TrainingParts
+from lightning_fed.engines.base import ClientTrainer, Engine, FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.census import Fleet
 from lightning_fed.engines.fleet.packets import Facts, Tensors, body_of, pack, planted
 from lightning_fed.engines.fleet.replies import Replied, ReplyReader, ids_of, kinds_of, logged_of, opened, unlike_most
-from lightning_fed.engines.fleet.terms import methods_sent, terms_of
+from lightning_fed.engines.fleet.terms import methods_sent, runs_at_nodes, terms_of
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.errors import FederatedError, expect
 
@@ -32,12 +32,9 @@ class RemoteTrainer(ClientTrainer):
     not finite is refused: its clients are left out of the round, named and counted.
 
     Attributes:
-        bytes_down: Bytes of the packets sent in the round.
-        bytes_up: Bytes of the replies.
         needs: What nodes add up over their clients, as a number, where nobody sees a single update; else None.
     """
 
-    away = True
     needs: int | None = None
 
     def __init__(self, parts: TrainingParts, fleet: Fleet, reducer: RoundReducer) -> None:
@@ -58,14 +55,14 @@ class RemoteTrainer(ClientTrainer):
         """Takes what clients are sent of methods as it is between two rounds, as a checkpoint has it."""
         self.states = Tensors()
         self.said = planted({cb.state_key: cb.state_dict() for cb in self.methods}, self.states, "state")
-        self.bytes_down = self.bytes_up = 0
+        self.facts: dict[str, float] = {"fleet/bytes_down": 0.0, "fleet/bytes_up": 0.0}
 
-    def elsewhere(self, client: int) -> bool:
-        """Says that what clients keep is at nodes, but for what is kept here of each: after which round it did so."""
-        return not self._reads
-
-    def facts(self) -> dict[str, float]:
-        return {"fleet/bytes_down": float(self.bytes_down), "fleet/bytes_up": float(self.bytes_up)}
+    def joined(self, engine: Engine) -> Engine:
+        """Returns the engine that adds up what nodes send: hooks of clients ran there, and what they keep is there."""
+        hooks: list[Any] = self.hooks.bound("on_client_entered")
+        engine.client_entered_hooks = [hook for hook in hooks if not runs_at_nodes(hook.func.__self__)]
+        self.state.client_states.elsewhere = lambda client: not self._reads
+        return engine
 
     def _ask(self, kind: str, orders: Mapping[str, Facts], tensors: Tensors) -> dict[str, Reply]:
         """Sends each node a packet, which differ in their facts alone, and opens the replies."""
@@ -76,8 +73,8 @@ class RemoteTrainer(ClientTrainer):
         one = _MOST_VECTORS * (8 * self.state.vector.all_numel + self.state.buffers.num_bytes)
         for node, facts in orders.items():
             data = replies.get(node, "it has not replied in time")
-            self.bytes_down += len(packets[node])
-            self.bytes_up += len(data) if isinstance(data, bytes) else 0
+            self.facts["fleet/bytes_down"] += len(packets[node])
+            self.facts["fleet/bytes_up"] += len(data) if isinstance(data, bytes) else 0
             try:
                 if isinstance(data, str):
                     raise FederatedError(data)
@@ -91,11 +88,8 @@ class RemoteTrainer(ClientTrainer):
         """Tells nodes of the run, for which they then get ready; returns those that cannot take part, with why."""
         census = self.census
         facts: Facts = {"sizes": census.sizes.tolist(), "held_out": census.held_out.tolist()}
-        facts |= {
-            "num_classes": self.trainer.datamodule.num_classes,
-            "terms": terms_of(self.trainer),
-            "needs": self.needs,
-        }
+        facts |= {"num_classes": self.trainer.datamodule.num_classes, "needs": self.needs}
+        facts["terms"] = terms_of(self.trainer)
         replies = self._ask("begin", dict.fromkeys(sorted(nodes), facts), {"initial": self.state.initial})
         refused = {node: reply for node, reply in replies.items() if isinstance(reply, FederatedError)}
         self.told |= nodes - refused.keys()
@@ -132,7 +126,8 @@ class RemoteTrainer(ClientTrainer):
 
     def _orders(self, own: list[Client]) -> Facts:
         """Says which clients a node trains, and from which of its records of each the run goes on."""
-        every = getattr(self.trainer.checkpoint_callback, "every_n_rounds", 1)
+        saves = self.trainer.checkpoint_callback  # may be Lightning's own
+        every = max(1, getattr(saves, "every_n_rounds", getattr(saves, "_every_n_epochs", 1)))
         rounds, since = list[int](), torch.zeros(1, dtype=torch.float64)
         self._reads = True
         for client in own:
@@ -230,6 +225,10 @@ class RemoteTrainer(ClientTrainer):
                     out.index_copy_(0, at, reply[1]["rows"].to(out))
                 self._note_left_out(node, own, left_out)
             except Exception as error:  # as in `_take`
+                if out is None:
+                    raise FederatedError(
+                        f"Expected losses of all clients of the round, got none: {node}, {error}"
+                    ) from error
                 self._leave_out(node, own, error)
         return losses
 

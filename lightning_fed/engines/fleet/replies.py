@@ -10,12 +10,16 @@ from torch import Tensor
 
 from lightning_fed.callbacks.payload import Payload, payloads_of
 from lightning_fed.core.logged_values import LoggedValue, LogOptions, expect_free
-from lightning_fed.core.updates import Client, Update
+from lightning_fed.core.updates import Client, Need, Update
 from lightning_fed.engines.base import FinishedClient, TrainingParts
+from lightning_fed.engines.client_batches import local_steps
 from lightning_fed.engines.fleet.packets import Facts, Tensors, unpack, widened
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["Replied", "ReplyReader", "ids_of", "kinds_of", "logged_of", "opened", "unlike_most"]
+
+# Steps of optimizers in one local step, where the module steps them by itself.
+_MOST_OPTIMIZERS = 1000
 
 
 @dataclass
@@ -48,6 +52,7 @@ class ReplyReader:
 
     def __init__(self, parts: TrainingParts) -> None:
         self.parts, self.state, self.start_gradients = parts, parts.state, parts.start_gradients
+        self._wide = self.start_gradients.full_gradient.wide
         self.codes: Payload | None = next((p for p in payloads_of(parts.hooks.callbacks) if p.packs), None)
 
     def read(self, own: Sequence[Client], facts: Facts, tensors: Tensors) -> tuple[list[Replied], dict[int, Any]]:
@@ -75,8 +80,10 @@ class ReplyReader:
         """Takes a client's tensors out of ``mine``."""
         like = self.state.weights
         delta = self._delta(client, said, mine)
-        gradient = _finite("gradient", mine.pop("gradient"), like) if "gradient" in mine else None
-        loss = _finite("loss", mine.pop("loss").reshape(())).to(like.device) if "loss" in mine else None
+        gradient = None if self.parts.gradients.at is None else _finite("gradient", mine.pop("gradient"), like)
+        needed = Need.LOSSES in self.parts.aggregator.all_needs
+        loss = _finite("loss", mine.pop("loss").reshape(())) if needed or "loss" in mine else None
+        loss = None if loss is None else loss.to(like.device, self._wide)
         same = {"delta": delta, "gradient": gradient, "row": self.start_gradients.row_of(client)}
         sums, factors = dict[str, Tensor](), dict[str, float]()
         for name, (factor, _, alias) in said["sums"].items():
@@ -86,12 +93,12 @@ class ReplyReader:
             sums[name], factors[name] = value, float(factor)
         buffers = {name[7:]: mine.pop(name).to(like.device) for name in [*mine] if name.startswith("buffer.")}
         self._expect_buffers(buffers)
-        distance, counts = (
-            float(said["optimizer_distance"]),
-            [said[n] for n in ("num_steps", "optimizer_steps", "bytes_up")],
-        )
+        distance = float(said["optimizer_distance"])
+        counts = [said[name] for name in ("num_steps", "optimizer_steps", "bytes_up")]
+        steps = client.steps or int(local_steps(self.state.source, self.parts.options, client.num_samples))
         sound = all(abs(number) < float("inf") for number in (distance, *factors.values())) and distance != 0
-        sound &= counts[0] > 0 and all(type(count) is int and 0 <= count < 1 << 48 for count in counts)
+        sound &= 0 < counts[0] <= steps and 0 <= counts[1] <= _MOST_OPTIMIZERS * steps and 0 <= counts[2] < 1 << 48
+        sound &= all(type(count) is int for count in counts)
         expect(sound, f"Expected finite numbers and counts of client {client.id}, got {str(said)[:200]}.")
         update = Update(
             client, delta, counts[0], buffers, weight=self.parts.aggregator.client_weight(client), gradient=gradient,
@@ -116,14 +123,15 @@ class ReplyReader:
         return _finite("delta", self.codes.unpack(trainer, self.parts.module, client, parts).clone(), like)
 
     def _expect_buffers(self, buffers: Tensors) -> None:
-        known = self.state.buffers.values
-        for name, value in buffers.items():
-            like = known.get(name.removesuffix(" written"))
-            expect(
-                like is not None and like.shape == value.shape and (like.isfinite() <= value.isfinite()).all(),
-                f"Expected finite buffers that the server has too, got {name[:100]!r} of shape {tuple(value.shape)}: "
-                "register what training moves as a buffer.",
-            )
+        """Refuses other buffers than the server's, and numbers that are not finite where those of w are."""
+        known = self.state.buffers.of_client() if self.state.buffers.policy == "average" else {}
+        kinds, own = ({name: (b.shape, b.dtype) for name, b in each.items()} for each in (buffers, known))
+        other = next((name for name in {**kinds, **own} if kinds.get(name) != own.get(name)), "")
+        expect(
+            not other and all((known[name].isfinite() <= value.isfinite()).all() for name, value in buffers.items()),
+            f"Expected the finite buffers that the server has, got others, such as {other[:100]!r}: register what "
+            "training moves as a buffer.",
+        )
 
 
 def _finite(name: str, value: Tensor, like: Tensor | None = None) -> Tensor:

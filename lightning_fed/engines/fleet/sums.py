@@ -1,6 +1,7 @@
 """The server's side of a fleet that shows it sums over all nodes, and no single update."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client
@@ -31,45 +32,50 @@ class SumsTrainer(RemoteTrainer):
         super().__init__(parts, fleet, reducer)
 
     def _entered(self, shares: dict[str, list[Client]], replies: dict[str, Reply]) -> Iterator[FinishedClient]:
-        entered = list[tuple[Client, float, float]]()
-        here = {
-            node: (own, reply) for node, own in shares.items() if not isinstance(reply := replies[node], FederatedError)
-        }
+        here = {node: reply[0] for node, reply in replies.items() if not isinstance(reply, FederatedError)}
         for node in shares.keys() - here.keys():
             self._leave_out(node, shares[node], replies[node])
         try:
             totals = self._totals() if here else {}
-            for node, (own, (facts, _)) in here.items():
-                entered += self._counted(node, own, facts)
+            entered = [one for node, facts in here.items() for one in self._counted(shares[node], facts)]
+            logged = [logged_of(kinds_of(facts), facts["rest"]) for facts in here.values()]
+            left_out = {node: ids_of(facts["left_out"]) for node, facts in here.items()}
+            for facts in here.values():
+                self._count(facts)
         except Exception as error:  # of a node that is broken or hostile, or in the sum
-            for node, (own, _) in here.items():
-                self._leave_out(node, own, error)
+            for node in here:
+                self._leave_out(node, shares[node], error)
             return
+        for series in logged:
+            self.recorder.merge(series)
+        for node, ids in left_out.items():
+            self._note_left_out(node, shares[node], ids)
+        entered.sort(key=lambda one: one[0].id)
+        for client, _, said in entered:
+            self._note(client, bool(said["keeps"]))
+            self.parts.counts.max_steps = max(self.parts.counts.max_steps, said["num_steps"], said["optimizer_steps"])
+            self.parts.counts.bytes_up += said["bytes_up"]
         if entered:
-            self.reducer.take(sorted(entered, key=lambda one: one[0].id), totals)
+            weigh = self.parts.aggregator.client_weight
+            self.reducer.take([(client, weigh(client), distance) for client, distance, _ in entered], totals)
         yield from ()
 
     def _totals(self) -> Tensors:
-        data = self.replies.get("", b"")
-        totals = unpack(data.encode() if isinstance(data, str) else data)[1]
-        for name, value in totals.items():
-            fits = value.shape == self.state.weights.shape or name.startswith("sum.")
-            expect(
-                fits and value.isfinite().all(), f"Expected a finite sum {name!r} of the model's shape, got another."
-            )
-        return {name: value.to(self.state.weights.device) for name, value in totals.items()}
+        data: Any = self.replies.get("", b"")
+        totals, like = unpack(data)[1], self.state.weights
+        missing = self.reducer.totals().keys() - totals.keys()
+        fits = [name.startswith("sum.") or value.shape == like.shape for name, value in totals.items()]
+        finite = all(value.isfinite().all() for value in totals.values())
+        expect(not missing and all(fits) and finite, "Expected finite sums of the model's shape, got others.")
+        return {name: value.to(like.device) for name, value in totals.items()}
 
-    def _counted(self, node: str, own: list[Client], facts: Facts) -> list[tuple[Client, float, float]]:
-        """Returns a node's clients that are in the sum, with weight and distance."""
+    def _counted(self, own: list[Client], facts: Facts) -> list[tuple[Client, float, Facts]]:
+        """Returns a node's clients that are in the sum, with their distance."""
         asked, found = {client.id: client for client in own}, []
-        logged = logged_of(kinds_of(facts), facts["rest"])
         for said in facts["clients"]:
-            client = asked.pop(said["id"])
-            found.append((client, self.parts.aggregator.client_weight(client), float(said["optimizer_distance"])))
-            self.parts.counts.max_steps = max(self.parts.counts.max_steps, said["num_steps"], said["optimizer_steps"])
-            self.parts.counts.bytes_up += said["bytes_up"]
-            self._note(client, bool(said["keeps"]))
-        self._count(facts)
-        self._note_left_out(node, list(asked.values()), ids_of(facts["left_out"]))
-        self.recorder.merge(logged)
+            client, distance = asked.pop(said["id"]), float(said["optimizer_distance"])
+            counts = [said[name] for name in ("num_steps", "optimizer_steps", "bytes_up")]
+            sound = all(type(count) is int and 0 <= count < 1 << 24 for count in counts) and 0 < distance < float("inf")
+            expect(sound, f"Expected counts of client {client.id}, got {str(said)[:200]}.")
+            found.append((client, distance, said))
         return found

@@ -25,7 +25,7 @@ _AT_CLIENTS = (
     "on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_client_end", "on_client_entered",
 )  # fmt: skip
 _OPTIONS = (
-    "local_epochs", "local_steps", "local_schedule", "full_gradients", "gradient_clip_val", "gradient_clip_algorithm",
+    "local_epochs", "local_steps", "local_schedule", "gradient_clip_val", "gradient_clip_algorithm",
     "accumulate_grad_batches", "precision", "clients_per_round",
 )  # fmt: skip
 
@@ -57,6 +57,9 @@ def terms_of(trainer: Any) -> dict[str, Any]:
     terms: dict[str, Any] = {
         "seed": trainer.seed,
         "method (`--aggregator`, `--client`, `--trainer.callbacks`)": [describe(callback) for callback in at_nodes],
+        **{f"`--trainer.{name}`": describe(getattr(options, name)) for name in _OPTIONS},
+        "`--trainer.full_gradients`": vars(options.full_gradients),
+        "`--trainer.participation.sampler`": describe(trainer.sampler),
         "parameters of `--model`": [
             [n, list(p.shape)] for n, p in zip(vector.all_names, vector.all_parameters, strict=True)
         ],
@@ -65,9 +68,6 @@ def terms_of(trainer: Any) -> dict[str, Any]:
         "buffers of `--model`": {name: [list(b.shape), str(b.dtype)] for name, b in state.buffers.values.items()},
         "values of what is frozen in `--model`": checksum(_frozen(state)),
         "optimizer": state.optimizer.state_dict()["built"],
-        **{f"`--trainer.{name}`": describe(getattr(options, name)) for name in _OPTIONS},
-        "`--trainer.full_gradients`": vars(options.full_gradients),
-        "`--trainer.participation.sampler`": describe(trainer.sampler),
     }
     if any(getattr(callback, "reads_length", False) for callback in at_nodes):
         terms["`--trainer.max_rounds`"] = options.max_rounds
@@ -83,7 +83,7 @@ def _frozen(state: Any) -> list[Tensor]:
 
 def expect_same_terms(own: dict[str, Any], server: dict[str, Any]) -> None:
     """Refuses to take part in a run of another method, model or seed."""
-    for name in own.keys() | server.keys():
+    for name in {**own, **server}:
         here, there = (str(terms.get(name))[:300] for terms in (own, server))
         expect(here == there, f"Expected the server's {name}, {there}, got {here}: start both with one configuration.")
 

@@ -41,6 +41,7 @@ class NumberedSource(WrappedSource):
         return NumberedSource(getattr(self.inner, "unaugmented", self.inner), self.places, self.sizes.tolist())
 
     def batches(self, client: int, order: Tensor, seed: int, batch_size: int | None = None) -> Iterator[Any]:
+        """Yields a client's batches."""
         return self.read(self.places[client], order, seed, batch_size)
 
     def plan(self, client: int, order: Tensor, seed: int) -> tuple[Tensor, ...]:
