@@ -217,8 +217,7 @@ class LightningNames:
     predicting: bool = derived(_in_stage(RunningStage.PREDICTING), "Whether predictions are being made.")
     evaluating: bool = derived(lambda self: self.validating or self.testing, "Whether a validation or a test runs.")
     interrupted_or_failed: bool = derived(
-        lambda self: self.state.status == TrainerStatus.INTERRUPTED,
-        "Whether a signal or an error ended the last call.",
+        lambda self: self.state.status == TrainerStatus.INTERRUPTED, "Whether a signal or an error ended the last call."
     )
 
     # Metrics, loggers, optimizers

@@ -19,8 +19,8 @@ from torch._dynamo import OptimizedModule
 from lightning_fed.core.train_state import FullGradients, LocalOptions, Tolerance
 from lightning_fed.core.user_code import describe, lightning_class, overrides
 from lightning_fed.data.adoption import adopt
-from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count
 from lightning_fed.engines.fleet import Fleet, FleetData
+from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_count
 from lightning_fed.runs.folder import is_below
 from lightning_fed.sampling import Participation
 

@@ -13,6 +13,7 @@ from lightning_fed.aggregators import FedAvg, FedDynServer, FedNova
 from lightning_fed.client_algorithms import (
     APFL,
     SCAFFOLD,
+    Attack,
     ClientAlgorithm,
     DeltaSGD,
     Ditto,
@@ -30,7 +31,6 @@ from lightning_fed.client_algorithms import (
     LGFedAvg,
     LinearScaling,
     LocalOnly,
-    Attack,
     LossAlgorithm,
     MimeLite,
     PerFedAvg,
@@ -200,7 +200,7 @@ def test_every_algorithm_meets_both_problems_and_the_weightings_it_takes() -> No
 
 
 def test_every_algorithm_is_in_the_suite() -> None:
-    """Those that change the loss are in losses/test_loss_parity.py, others in test_stale.py, test_dpsgd.py, test_attacks.py."""
+    """Those that change the loss are in losses/, others in test_stale.py, test_dpsgd.py and test_attacks.py."""
     tested = {type(case.make()).__name__ for case in CASES.values()} - {"NoneType"}
     losses = {name for name in client_algorithms.__all__ if issubclass(getattr(client_algorithms, name), LossAlgorithm)}
     attacks = {name for name in client_algorithms.__all__ if issubclass(getattr(client_algorithms, name), Attack)}
