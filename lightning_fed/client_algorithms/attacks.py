@@ -160,6 +160,7 @@ class _Colludes(_Sends):
     This costs their local training once more, which no column counts.
     """
 
+    at_nodes = False
     _sent: Tensor | None = None
 
     @abstractmethod

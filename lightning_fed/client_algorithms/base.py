@@ -39,6 +39,7 @@ class ClientAlgorithm(FederatedCallback):
         over: What the gradients that it asks for are over: all of a client's ``data``, or the ``batch`` that its first
             local step takes.
         takes_second_gradient: Whether it calls ``trainer.gradient_at``: the batch of each step is kept for it.
+        at_nodes: Whether clients at the nodes of a fleet can train by it; not if the server reads what happens there.
         takes_sample_gradients: Whether ``combine`` makes the gradient of each step of those of the batch's samples.
         displaces: Whether it moves the point where gradients are taken; only one algorithm of a run can.
         adds_linear_term: Whether it adds a vector of the client's own to every gradient; only one algorithm can.
@@ -53,6 +54,7 @@ class ClientAlgorithm(FederatedCallback):
     needs_distance: bool = False
     over: Literal["data", "batch"] = "data"
     takes_second_gradient: bool = False
+    at_nodes: bool = True
     takes_sample_gradients: bool = False
     displaces: bool = False
     adds_linear_term: bool = False

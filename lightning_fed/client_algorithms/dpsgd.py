@@ -73,7 +73,7 @@ class DPSGD(Accounted, ClientAlgorithm):
     """
 
     stacks = replaces_gradient = takes_sample_gradients = True
-    adds_to_gradient = False
+    adds_to_gradient = at_nodes = False
 
     def __init__(
         self, clip: float, noise: float | None = None, epsilon: float | None = None, delta: float = 1e-5,

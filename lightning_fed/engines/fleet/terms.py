@@ -109,6 +109,12 @@ def expect_carried(trainer: Any) -> None:
             f"{kind.__name__}, which reads or changes clients while they train at their nodes: leave it out of "
             "`--trainer.callbacks`, or derive it from ClientAlgorithm.",
         )
+    apart = [type(each).__name__ for each in trainer.callbacks if not getattr(each, "at_nodes", True)]
+    expect(
+        not apart,
+        f"Expected client algorithms whose server does not look on while clients train, over a fleet, got "
+        f"{' and '.join(apart)}: leave it out, or train without a fleet.",
+    )
     if getattr(trainer.fleet, "sums_only", False):
         _expect_sums(trainer)
     payloads = payloads_of(trainer.callbacks)

@@ -70,7 +70,6 @@ def test_every_loss_is_in_the_suite() -> None:
     kinds = {name: getattr(client_algorithms, name) for name in client_algorithms.__all__}
     losses = {name for name, kind in kinds.items() if issubclass(kind, LossAlgorithm)}
     assert tested == losses - {"LossAlgorithm", "LabelFlip"}
-    }
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from tests.composition.composition_parts import MASKED, MASKS, RULES, SIZES, mak
 from tests.trainer.fleet.fleets import fit, fleet_of, rows_of, same_buffers
 
 # Together, as each has a half of its own; those that go with one rule, or with one step, are by themselves.
-LOCAL = {**ALONE, **BESIDE, **UNSENT, **LATE}
+AT_NODES = {**ALONE, **BESIDE, **UNSENT, **LATE}
+LOCAL = {name: local for name, local in AT_NODES.items() if local.make()[0].at_nodes}
 FREE = [name for name, local in LOCAL.items() if not (local.rule or local.full_batch or local.given)]
 _masks = cycle(MASKS)
 METHODS = [

@@ -12,7 +12,7 @@ from torchmetrics import MeanMetric
 
 from lightning_fed import FederatedError, FederatedTrainer
 from lightning_fed.callbacks import ClientEvaluation, ClipUpdates, TopK
-from lightning_fed.client_algorithms import SCAFFOLD, FedCM, FedGA, LocalOnly, MimeLite
+from lightning_fed.client_algorithms import ALIE, DPSGD, SCAFFOLD, FedCM, FedGA, LocalOnly, MimeLite
 from lightning_fed.engines.fleet.packets import pack, unpack
 from lightning_fed.trainer.fleet import LocalFleet, Node
 from tests.composition.composition_parts import Net, make_data, make_trainer, start
@@ -153,6 +153,8 @@ class Looks(Callback):
         ([Looks()], "got Looks, which reads or changes clients while they train"),
         ([ClientEvaluation()], "got ClientEvaluation, which reads or changes clients"),
         ([TopK(0.1), ClipUpdates(1.0)], "got ClipUpdates after it: put TopK last"),
+        ([DPSGD(clip=1.0, delta=1e-3, noise=1.0)], "does not look on while clients train, over a fleet, got DPSGD"),
+        ([ALIE(0.5)], "does not look on while clients train, over a fleet, got ALIE"),
     ],
 )
 def test_what_a_fleet_does_not_carry_is_refused(more: Any, named: str) -> None:
