@@ -358,3 +358,25 @@ def test_bytes_of_codecs_and_until_70_percent_are_those_of_the_curves() -> None:
         assert int(packet.replace(",", "")) == sent[0][1] / 20  # clients of the first round
         first = next(at for at in sorted(right[0]) if fmean(curve[at] for curve in right) >= 0.7)
         assert is_rounded((until,), [str(sent[0][first] / 1e6)], 1), name
+
+
+def test_what_attacks_prove_follows_from_their_right_answers() -> None:
+    part = (RESULTS / "privacy.md").read_text().partition("| privacy | most right")[2].partition("\n\n")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines()[2:]]
+    assert [line[0] for line in lines] == ["none", "clip alone", "ε = 50", "ε = 8", "ε = 2"]
+    for privacy, by_pair, by_mechanism, right, true_pair, true_mechanism, true, proven in lines:
+        axes = {"own data": "a signature", "privacy": privacy}
+        cells = {name: curves("privacy/attack", axes, f"attack/client/{name}") for name in ("accuracy", "tpr_at_0.01")}
+        accuracy, found = ([curve[100] for curve in cells[name]] for name in cells)
+        assert is_rounded((right.rstrip(" %"),), [str(fmean(accuracy))], 100)
+        assert is_rounded((true,), [str(fmean(found))], 1)
+        count, of, delta = sum(round(250 * one) for one in accuracy), 250 * 5, 0.001
+        low = stats.binomtest(count, of).proportion_ci(0.95).low
+        assert is_rounded((proven,), [str(math.log((low - delta) / (1 - low)))], 1)
+        if privacy[0] == "ε":
+            factor = math.exp(float(privacy[4:]))
+            assert is_rounded((by_pair.rstrip(" %"),), [str((factor + delta) / (factor + 1))], 100)
+            most = min(factor * 0.01 + delta, 1 - (0.99 - delta) / factor)
+            assert is_rounded((true_pair,), [str(most)], 1)
+            assert float(by_mechanism.rstrip(" %")) <= float(by_pair.rstrip(" %"))
+            assert float(true_mechanism) <= float(true_pair)
