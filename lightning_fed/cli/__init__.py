@@ -34,7 +34,7 @@ OF_TRAINER = {
     "fit": "Trains the model over clients.",
     "validate": "Evaluates a model on the validation sets.",
     "test": "Evaluates a model on the test sets.",
-    "predict": "Runs ``predict_step`` over the prediction set, or over the test sets.",
+    "predict": "Runs ``predict_step`` over the prediction set, or over the test sets of data without one.",
 }
 """The commands that are methods of the trainer, with what ``--help`` says of each."""
 
