@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.hooks import FederatedCallback
     from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
     from lightning_fed.errors import FederatedError
+    from lightning_fed.lab import testing
     from lightning_fed.lab.client_model import load_client_model
     from lightning_fed.lab.notebook import load_runs
     from lightning_fed.trainer import FederatedTrainer, FullGradients, Participation, Tolerance
@@ -28,6 +29,7 @@ __all__ = [
     "Update",
     "load_client_model",
     "load_runs",
+    "testing",
 ]
 __version__ = "0.2.0"
 
@@ -46,6 +48,7 @@ _HOME = {
     "Update": "core.updates",
     "load_client_model": "lab.client_model",
     "load_runs": "lab.notebook",
+    "testing": "lab.testing",
 }
 
 # The module of each command that is no method of the trainer, and whether it loads Lightning.
@@ -71,10 +74,11 @@ cli.COMMANDS.update(
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name from its module."""
+    """Loads a public name from its module, or a module that is public by itself."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    home = import_module(f"{__name__}.{_HOME[name]}")
+    return home if home.__name__.endswith(f".{name}") else getattr(home, name)
 
 
 def __dir__() -> list[str]:

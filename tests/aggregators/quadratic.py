@@ -1,4 +1,4 @@
-"""The clients of `lightning_fed.testing`, and single steps of the server by hand."""
+"""The clients of `lightning_fed.lab.testing`, and single steps of the server by hand."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +11,9 @@ from lightning.pytorch import LightningModule
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, Update
-from lightning_fed.testing import LR, STRENGTHS, TARGETS, train_quadratics
-from lightning_fed.testing import Quadratics as Quadratic
-from lightning_fed.testing import local_ends as train_by_hand
+from lightning_fed.lab.testing import LR, STRENGTHS, TARGETS, train_quadratics
+from lightning_fed.lab.testing import Quadratics as Quadratic
+from lightning_fed.lab.testing import local_ends as train_by_hand
 
 __all__ = [
     "LR", "STRENGTHS", "TARGETS", "Logged", "Quadratic", "gradients_by_hand", "step_by_hand", "train_by_hand",

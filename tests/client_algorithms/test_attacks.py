@@ -17,7 +17,7 @@ from lightning_fed.client_algorithms import ALIE, IPM, FedProx, GaussianNoise, L
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional import supported_deviations
-from lightning_fed.testing import expect_engines_agree, expect_resumes, local_ends, train_quadratics
+from lightning_fed.lab.testing import expect_engines_agree, expect_resumes, local_ends, train_quadratics
 from tests.engines.parts import SIZES, Model, agree, data, train
 
 ONE_AND_TWO = {"clients": [1, 2]}

@@ -9,7 +9,7 @@ import pytest
 from lightning_fed import Need
 from lightning_fed.aggregators import Aggregator
 from lightning_fed.client_algorithms import ClientAlgorithm
-from lightning_fed.testing import (
+from lightning_fed.lab.testing import (
     LR,
     STRENGTHS,
     TARGETS,
