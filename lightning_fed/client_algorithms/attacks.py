@@ -116,7 +116,7 @@ class GaussianNoise(_Sends):
         delta, at = update.delta, (trainer.round, update.client.id)
         seed = seed_for(trainer.seed, Purpose.PAYLOAD, *at, index=crc32(b"GaussianNoise"))
         stream = torch.Generator(delta.device).manual_seed(seed)
-        noise = torch.randn(delta.shape, generator=stream, dtype=delta.dtype, device=delta.device)
+        noise = torch.randn(delta.shape, generator=stream, out=self.scratch("noise", delta))
         delta.add_(noise.mul_(delta.square().mean().sqrt()), alpha=self.scale)
 
 
