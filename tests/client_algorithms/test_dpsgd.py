@@ -122,6 +122,27 @@ def test_without_noise_and_clip_on_all_data_it_is_plain_training(tmp_path: Path,
     assert not torch.allclose(clipped.weights, plain.weights, atol=1e-3)
 
 
+class LastAlone(Deep):
+    """Its optimizer steps the last layer alone; the first may be frozen too."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__(nn.Identity())
+        self.net[1].requires_grad_(not frozen)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net[-1].parameters(), lr=0.1)
+
+
+@ENGINES
+def test_what_no_optimizer_steps_does_not_count_for_the_clip(tmp_path: Path, engine: str) -> None:
+    found = []
+    for frozen in (False, True):
+        options: dict[str, Any] = {"precision": "64-true", "engine": engine}
+        trainer = fit(tmp_path, DPSGD(0.05, 1e-30), net=lambda frozen=frozen: LastAlone(frozen), **options)
+        found.append(trainer.lightning_module.net[-1].weight.detach().clone())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
 def combined(payload: DPSGD, gradients: Tensor, client: int = 0, round: int = 1, n: int = 100) -> Tensor:
     """What a step makes of these gradients, in batches of 4 samples on average."""
     payload.source = SimpleNamespace(counts={client: [len(gradients)]})  # type: ignore[assignment]  # stands in
