@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
     from lightning_fed.errors import FederatedError
     from lightning_fed.lab import testing
-    from lightning_fed.lab.client_model import load_client_model
-    from lightning_fed.lab.notebook import load_runs
+    from lightning_fed.lab.notebook import load_client_model, load_runs
     from lightning_fed.trainer import FederatedTrainer, FullGradients, Participation, Tolerance
 
 __all__ = [
@@ -46,21 +45,21 @@ _HOME = {
     "ReducedUpdate": "core.updates",
     "Tolerance": "trainer",
     "Update": "core.updates",
-    "load_client_model": "lab.client_model",
+    "load_client_model": "lab.notebook",
     "load_runs": "lab.notebook",
     "testing": "lab.testing",
 }
 
 # The module of each command that is no method of the trainer, and whether it loads Lightning.
 _COMMANDS = {
-    "data": ("cli.commands.data", True),
+    "data": ("cli.data_command", True),
     "report": ("lab.report_command", False),
     "study": ("lab.runner.command", True),
     "dashboard": ("lab.dashboard_command", False),
     "attack": ("lab.attack.command", True),
     "privacy": ("lab.privacy_command", False),
     "configs": ("cli.configs_command", False),
-    "completion": ("cli.commands.completion", True),
+    "completion": ("cli.completion_command", True),
 }
 
 

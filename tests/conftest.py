@@ -39,7 +39,7 @@ def _quick_starts() -> Iterator[None]:
     """Runs without the pictures of their split, which take longer than a small run, and one look for entry points."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entry_points", cache(registry.entry_points))
-        patch.setattr("lightning_fed.cli.commands.data.split_figures", split_figures)  # stays as it is
+        patch.setattr("lightning_fed.cli.data_command.split_figures", split_figures)  # stays as it is
         patch.setattr("lightning_fed.data.split_figures", lambda *_: ())
         yield
 

@@ -10,8 +10,8 @@ from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import expect_choice, expect_number
-from lightning_fed.functional.cgw import corrective_weights, products_with_sum, weighted_gradients
 from lightning_fed.functional.geometry import gram_matrix
+from lightning_fed.functional.server import corrective_weights, products_with_sum, weighted_gradients
 
 __all__ = ["CGW"]
 

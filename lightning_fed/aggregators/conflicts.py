@@ -25,8 +25,8 @@ from lightning_fed.functional.conflicts import (
     ties_mean,
     without_conflicts,
 )
-from lightning_fed.functional.fairness import term_weights
 from lightning_fed.functional.geometry import combine_rows, gram_matrix, value_order, wide_dtype
+from lightning_fed.functional.server import term_weights
 
 __all__ = [
     "TIES",

@@ -13,8 +13,8 @@ from lightning_fed.aggregators.feddg_ga import FedDGGA as FedDGGA  # which was h
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate
 from lightning_fed.errors import FederatedError, expect_number
-from lightning_fed.functional.fairness import Array, project_onto_simplex, qfedavg_weights, term_weights
 from lightning_fed.functional.geometry import combine_rows, wide_dtype
+from lightning_fed.functional.server import Array, project_onto_simplex, qfedavg_weights, term_weights
 
 __all__ = ["AFL", "TERM", "LossWeightingAggregator", "QFedAvg"]
 

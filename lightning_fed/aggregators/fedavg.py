@@ -12,7 +12,7 @@ from lightning_fed.aggregators.base import Aggregator
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Need, ReducedUpdate
 from lightning_fed.errors import expect_number
-from lightning_fed.functional.fednova import optimizer_distance
+from lightning_fed.functional.clients import optimizer_distance
 from lightning_fed.functional.server import fedlws_shrinking
 
 __all__ = ["FedAvg", "FedLWS", "FedNova"]

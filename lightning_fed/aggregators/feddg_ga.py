@@ -11,7 +11,7 @@ from lightning_fed.aggregators.base import StatefulAggregator
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate
 from lightning_fed.errors import FederatedError, expect_choice, expect_number
-from lightning_fed.functional.fairness import adjusted_weights
+from lightning_fed.functional.server import adjusted_weights
 
 __all__ = ["FedDGGA"]
 

@@ -1,7 +1,6 @@
 """Callbacks that come with the trainer: checkpoints, progress, diagnostics, and changes to updates on their way."""
 
 from lightning_fed.callbacks.checkpoint import FederatedCheckpoint
-from lightning_fed.callbacks.compression import QSGD, RandomK, TopK
 from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
     DistributionGap,
@@ -11,7 +10,7 @@ from lightning_fed.callbacks.diagnostics import (
     UpdateGeometry,
 )
 from lightning_fed.callbacks.frozen import FrozenParameters
-from lightning_fed.callbacks.payload import ClipUpdates, Payload
+from lightning_fed.callbacks.payload import QSGD, ClipUpdates, Payload, RandomK, TopK
 from lightning_fed.callbacks.privacy import CentralDP, LocalDP
 from lightning_fed.callbacks.progress import FederatedProgressBar
 

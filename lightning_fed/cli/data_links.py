@@ -15,7 +15,7 @@ import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 from torch import Tensor
 
-from lightning_fed.cli.suggestions import class_arguments
+from lightning_fed.cli.class_names import class_arguments
 from lightning_fed.errors import FederatedError
 
 __all__ = ["LINKED", "LinkedArgument", "fill_from_data", "leave_to_the_data", "linked_arguments", "mark_as_linked"]

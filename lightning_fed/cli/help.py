@@ -17,7 +17,7 @@ from jsonargparse._link_arguments import ActionLink
 from jsonargparse._typehints import get_all_subclass_paths, type_to_str
 
 from lightning_fed.aggregators import Aggregator
-from lightning_fed.cli.entry_points import load_shared
+from lightning_fed.cli.class_names import load_shared
 from lightning_fed.cli.exits import exit_with
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.masks import Mask

@@ -70,7 +70,7 @@ def _run_command(words: list[str], guard: Callable[[], None]) -> None:
         more = [guard] if name == "study" else []
         raise SystemExit(command.load().main(words[1:], *more))
     if name and not name.startswith("-") and name not in cli.OF_TRAINER:
-        from lightning_fed.cli.suggestions import unknown_command
+        from lightning_fed.cli.class_names import unknown_command
 
         exit_with(unknown_command(name), 2)
     _prepare_for_lightning()

@@ -8,17 +8,17 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from lightning_fed.cli.configs_command import shipped_configs
-from lightning_fed.cli.entry_points import load_shared
-from lightning_fed.cli.suggestions import (
+from lightning_fed.cli.class_names import (
     class_arguments,
     classes_for,
     command_options,
     did_you_mean,
     listing,
+    load_shared,
     unknown_command,
 )
-from lightning_fed.trainer.lightning_arguments import FOREIGN
+from lightning_fed.cli.configs_command import shipped_configs
+from lightning_fed.trainer.options import FOREIGN
 
 __all__ = ["explain"]
 

@@ -10,7 +10,7 @@ from jsonargparse import Namespace
 from lightning_fed.cli import OF_TRAINER
 from lightning_fed.cli.yaml_loader import ConfigLoader
 from lightning_fed.errors import FederatedError
-from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, own_arguments, same_twice
+from lightning_fed.trainer.options import ALIASES, FOREIGN, own_arguments, same_twice
 
 __all__ = ["Renames"]
 

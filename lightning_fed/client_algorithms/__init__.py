@@ -3,11 +3,9 @@
 from lightning_fed.client_algorithms.attacks import ALIE, IPM, Attack, GaussianNoise, LabelFlip, SignFlip
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.client_algorithms.dpsgd import DPSGD
-from lightning_fed.client_algorithms.fedcm import FedCM
 from lightning_fed.client_algorithms.feddyn import FedDyn
-from lightning_fed.client_algorithms.fedga import FedGA
+from lightning_fed.client_algorithms.fedga import FedGA, GradAlign, LinearScaling
 from lightning_fed.client_algorithms.fedprox import FedProx
-from lightning_fed.client_algorithms.last_step import FedGaLA, FedLESAM
 from lightning_fed.client_algorithms.losses import (
     MOON,
     FedIIR,
@@ -17,7 +15,6 @@ from lightning_fed.client_algorithms.losses import (
     LogitAdjustment,
     LossAlgorithm,
 )  # fmt: skip
-from lightning_fed.client_algorithms.mime import MimeLite
 from lightning_fed.client_algorithms.personal import (
     APFL,
     Ditto,
@@ -32,7 +29,7 @@ from lightning_fed.client_algorithms.personal import (
 )  # fmt: skip
 from lightning_fed.client_algorithms.sam import DeltaSGD, FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
-from lightning_fed.client_algorithms.single_step import GradAlign, LinearScaling
+from lightning_fed.client_algorithms.server_direction import FedCM, FedGaLA, FedLESAM, MimeLite
 from lightning_fed.client_algorithms.stale import Stale
 
 __all__ = [

@@ -9,7 +9,7 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Update
 from lightning_fed.errors import FederatedError
-from lightning_fed.functional.local import difference
+from lightning_fed.functional.clients import difference
 
 __all__ = ["FedDyn"]
 

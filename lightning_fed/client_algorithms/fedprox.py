@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.errors import expect_number
-from lightning_fed.functional.local import difference
+from lightning_fed.functional.clients import difference
 
 __all__ = ["FedProx"]
 

@@ -10,7 +10,7 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Need, Update
 from lightning_fed.errors import expect, expect_number
-from lightning_fed.functional.local import of_length
+from lightning_fed.functional.clients import of_length
 
 __all__ = ["DeltaSGD", "FedSAM"]
 

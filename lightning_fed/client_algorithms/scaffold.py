@@ -11,8 +11,7 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, ReducedUpdate, StartGradient, Update
 from lightning_fed.errors import expect_choice
-from lightning_fed.functional.fednova import optimizer_distance
-from lightning_fed.functional.local import control_variate, difference
+from lightning_fed.functional.clients import control_variate, difference, optimizer_distance
 
 __all__ = ["SCAFFOLD", "StatelessSCAFFOLD"]
 

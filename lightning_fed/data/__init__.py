@@ -1,17 +1,16 @@
 """Data of a federated run: any data set, a partitioner, and batches of one client at a time."""
 
-from lightning_fed.data.adapters.containers import ClientDatasets
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource, CropFlip, SampleAugmentation
 from lightning_fed.data.batch_sources import BatchSource, TensorSource
+from lightning_fed.data.containers import ClientDatasets
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.datasets.altered import ColoredMNIST, ColoredMNISTBinary, FedCMNIST, FedRotMNIST, SpuriousMNIST
-from lightning_fed.data.datasets.arrays import Arrays
 from lightning_fed.data.datasets.bundled import BundledDataModule, ImageDataModule, UserDataModule
 from lightning_fed.data.datasets.color_images import CIFAR10, CIFAR100, TinyImageNet
 from lightning_fed.data.datasets.digits import Digits
-from lightning_fed.data.datasets.image_folders import ImageFolders
 from lightning_fed.data.datasets.leaf import FEMNIST, Shakespeare
 from lightning_fed.data.datasets.mnist import EMNIST, MNIST, FashionMNIST
+from lightning_fed.data.datasets.own_files import Arrays, ImageFolders
 from lightning_fed.data.holdout import Division, HeldOut
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners.base import Partitioner

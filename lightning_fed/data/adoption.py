@@ -7,9 +7,9 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fed.core import is_news
 from lightning_fed.core.user_code import overrides
-from lightning_fed.data.adapters.modules import GivenLoaders, is_datamodule
 from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.source_module import GivenLoaders, is_datamodule
 from lightning_fed.errors import FederatedError
 
 __all__ = ["adopt"]

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, StackDataset, Subset
 
 from lightning_fed.core.user_code import describe
-from lightning_fed.data.adapters.containers import ClientDatasets
 from lightning_fed.data.augmentation import Augmentation, AugmentingCollate
 from lightning_fed.data.batch_sources import (
     BatchSource,
@@ -27,6 +26,7 @@ from lightning_fed.data.batch_sources import (
     TensorSource,
 )
 from lightning_fed.data.collation import CheckedCollate, Collate, Loading
+from lightning_fed.data.containers import ClientDatasets
 from lightning_fed.data.holdout import (
     CENTRAL,
     Division,

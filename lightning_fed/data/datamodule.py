@@ -14,17 +14,17 @@ from torch.utils.data import DataLoader
 from lightning_fed.core import ShownInNotebooks
 from lightning_fed.core.seeding import run_seed
 from lightning_fed.core.user_code import overrides
-from lightning_fed.data.adapters.containers import DEFAULT_CLIENTS, ClientDatasets
-from lightning_fed.data.adapters.modules import SourceModule, expect_source
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource
 from lightning_fed.data.batch_sources import BatchSource, EvalLoaders
 from lightning_fed.data.client_data import ClientData, Part
 from lightning_fed.data.collation import Collate, Loading
+from lightning_fed.data.containers import DEFAULT_CLIENTS, ClientDatasets
 from lightning_fed.data.holdout import Division, DivisionOptions, ValSplit
 from lightning_fed.data.inspection import AnyDataset
 from lightning_fed.data.loading import Datasets, LoadedData
 from lightning_fed.data.partitioners import IID, ByUser, Partitioner
 from lightning_fed.data.skews import FeatureSkew
+from lightning_fed.data.source_module import SourceModule, expect_source
 from lightning_fed.data.split import Split, label_statistics
 from lightning_fed.errors import FederatedError, expect, expect_count
 

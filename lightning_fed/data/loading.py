@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_fed.core import is_news
-from lightning_fed.data.adapters.containers import are_columns, as_dataset
+from lightning_fed.data.containers import are_columns, as_dataset
 from lightning_fed.data.inspection import (
     AnyDataset,
     Tensors,

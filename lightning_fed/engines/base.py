@@ -16,16 +16,14 @@ from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, RoundCounts, Update
-from lightning_fed.distributed.assignment import Assignment
-from lightning_fed.distributed.logs import logged_here, logging_alone, merge_logged
-from lightning_fed.distributed.reducer import SharedReducer
+from lightning_fed.distributed.sharing import Assignment, SharedReducer, logged_here, logging_alone, merge_logged
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.client_batches import Phases
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.start_gradients import ClientGradients, ComputedStartGradients
 from lightning_fed.engines.watch import ModuleWatch
 from lightning_fed.errors import FederatedError, add_note
-from lightning_fed.functional.fednova import optimizer_distance
+from lightning_fed.functional.clients import optimizer_distance
 
 __all__ = ["ClientTrainer", "Engine", "FinishedClient", "TrainingParts"]
 

@@ -15,7 +15,7 @@ from lightning_fed.core.recorder import outside_graphs
 from lightning_fed.core.user_code import accepts, loss_of, overrides
 from lightning_fed.engines.base import TrainingParts
 from lightning_fed.engines.second_pass import BatchGradient
-from lightning_fed.engines.vectorized.samples import SampleGradients
+from lightning_fed.engines.vectorized.step import SampleGradients
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["LocalStep"]

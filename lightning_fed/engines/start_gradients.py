@@ -15,7 +15,7 @@ from lightning_fed.core.reduction import LongSum
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.core.updates import Client, Cohort, Need, RoundCounts, StartGradient, Update
 from lightning_fed.data.batch_sources import BatchSource
-from lightning_fed.distributed.reducer import gather_rows
+from lightning_fed.distributed.sharing import gather_rows
 from lightning_fed.distributed.strategy import processes_of
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient

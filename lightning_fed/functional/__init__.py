@@ -8,14 +8,9 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_fed.functional.cgw import *
     from lightning_fed.functional.clients import *
     from lightning_fed.functional.conflicts import *
-    from lightning_fed.functional.fairness import *
-    from lightning_fed.functional.fednova import *
     from lightning_fed.functional.geometry import *
-    from lightning_fed.functional.local import *
-    from lightning_fed.functional.losses import *
     from lightning_fed.functional.masks import *
     from lightning_fed.functional.robust import *
     from lightning_fed.functional.server import *

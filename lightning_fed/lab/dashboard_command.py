@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning_fed.errors import FederatedError, import_extra
 from lightning_fed.lab.common import CommandParser
-from lightning_fed.lab.report.load import load_runs
+from lightning_fed.lab.report.runs import load_runs
 from lightning_fed.runs.loggers import logged_in
 
 __all__ = ["build_report", "build_workspace", "main", "make_parser", "sections_of"]

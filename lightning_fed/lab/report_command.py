@@ -10,9 +10,18 @@ from pathlib import Path
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect, expect_choice, expect_number
 from lightning_fed.lab.common import CommandParser, csv_text
-from lightning_fed.lab.report import summary
-from lightning_fed.lab.report.load import MeasuredRun, Method, group_runs, load_runs
 from lightning_fed.lab.report.plots import KINDS
+from lightning_fed.lab.report.runs import (
+    PREFERRED,
+    TO_REACH,
+    MeasuredRun,
+    Method,
+    group_runs,
+    is_measured,
+    is_share,
+    load_runs,
+    spent,
+)
 from lightning_fed.lab.studies.blocks import drawn, study_blocks
 from lightning_fed.lab.studies.formats import as_text
 from lightning_fed.lab.studies.results import TO_TARGET, StudyResults, StudyRun, is_lost
@@ -72,7 +81,7 @@ def _report_runs(options: argparse.Namespace) -> None:
 
 def choose_metric(runs: Sequence[MeasuredRun]) -> str:
     """Returns the first of test and validation accuracy, then losses, that all runs measured; one is required."""
-    for metric in summary.PREFERRED:
+    for metric in PREFERRED:
         if all(metric in run.columns for run in runs):
             return metric
     columns = ", ".join(sorted({column for run in runs for column in run.columns}))
@@ -117,7 +126,7 @@ def as_study(
 def at_budget(run: MeasuredRun, metric: str, x: str, budget: float) -> float:
     """Returns the metric at the last evaluation within a budget; NaN if no evaluation is, or if the run diverged."""
     curve = run.columns[metric]
-    costs = summary.spent(run, x, list(curve))
+    costs = spent(run, x, list(curve))
     within = [value for value, cost in zip(curve.values(), costs, strict=True) if cost <= budget]
     return within[-1] if within and not is_lost(curve) else math.nan
 
@@ -126,7 +135,7 @@ def to_target(run: MeasuredRun, metric: str, x: str, target: float, goal: Goal |
     """Returns the cost up to the first evaluation that reaches the target; NaN if none does, or if the run diverged."""
     curve = run.columns[metric]
     reached = None if is_lost(curve) else first_as_good(curve, metric, target, goal)
-    return math.nan if reached is None else summary.spent(run, x, [reached])[0]
+    return math.nan if reached is None else spent(run, x, [reached])[0]
 
 
 def derived_columns(
@@ -142,9 +151,9 @@ def derived_columns(
         columns[f"at {x} {budget:g}"] = partial(at_budget, metric=metric, x=x, budget=budget)
     if target is not None:
         values = [value for method in methods for run in method.runs for value in run.columns[metric].values()]
-        low, high = (0, 1) if summary.is_share(metric, values) else (-math.inf, math.inf)
+        low, high = (0, 1) if is_share(metric, values) else (-math.inf, math.inf)
         expect_number("--target", target, least=low, most=high)
-        costs = [x, *(cost for cost in summary.TO_REACH if cost != x and summary.is_measured(methods, cost))]
+        costs = [x, *(cost for cost in TO_REACH if cost != x and is_measured(methods, cost))]
         reach = partial(to_target, metric=metric, target=target, goal=goal_of(metric, goal, "--goal"))
         columns |= {f"{cost}{TO_TARGET}{target:g}": partial(reach, x=cost) for cost in costs}
     return columns

@@ -1,17 +1,21 @@
 """Who takes part in a round, and how much work each client does."""
 
-from lightning_fed.sampling.arrivals import Arrivals
 from lightning_fed.sampling.availability import (
     Availability,
     BernoulliAvailability,
     PeriodicAvailability,
     TraceAvailability,
 )
-from lightning_fed.sampling.cohorts import CohortDraw
-from lightning_fed.sampling.participation import Participation
-from lightning_fed.sampling.samplers import ClientSampler, PoissonSampler, UniformSampler, WeightedSampler, cohort_size
-from lightning_fed.sampling.stragglers import Stragglers
-from lightning_fed.sampling.work import ClientWork, UnequalWork
+from lightning_fed.sampling.cohorts import CohortDraw, Participation
+from lightning_fed.sampling.samplers import (
+    Arrivals,
+    ClientSampler,
+    PoissonSampler,
+    UniformSampler,
+    WeightedSampler,
+    cohort_size,
+)
+from lightning_fed.sampling.work import ClientWork, Stragglers, UnequalWork
 
 __all__ = [
     "Arrivals",

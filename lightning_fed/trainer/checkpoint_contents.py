@@ -17,7 +17,7 @@ from lightning_fed.core.client_states import FOLDER
 from lightning_fed.core.files import WriteError
 from lightning_fed.core.hooks import is_stock
 from lightning_fed.core.train_state import TrainState
-from lightning_fed.data.adapters.modules import is_datamodule
+from lightning_fed.data.source_module import is_datamodule
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoint_files import FORMAT, expect_parts, primitives_of, save_checkpoint, seal_of
 from lightning_fed.runs.folder import LAST_GOOD, RunFolder

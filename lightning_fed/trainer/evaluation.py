@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seed_generators
 from lightning_fed.core.user_code import Held, accepts, batch_transfer, overrides, requires
-from lightning_fed.distributed.logs import gather_logged, logging_alone
+from lightning_fed.distributed.sharing import gather_logged, logging_alone
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.models.classifier import class_scores
 from lightning_fed.trainer.lightning_names import LightningNames

@@ -31,7 +31,7 @@ from lightning_fed.distributed.consistency import (
     plain_options,
     state_of_first,
 )
-from lightning_fed.distributed.reducer import make_reducer
+from lightning_fed.distributed.sharing import make_reducer
 from lightning_fed.engines import make_engine
 from lightning_fed.engines.client_batches import local_steps
 from lightning_fed.engines.watch import HookGuard

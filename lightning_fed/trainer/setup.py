@@ -25,7 +25,7 @@ from lightning_fed.core.user_code import batch_transfer, overrides
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.data.collation import close_workers
 from lightning_fed.distributed.consistency import expect_same_data, share_model
-from lightning_fed.distributed.logs import sync_metrics
+from lightning_fed.distributed.sharing import sync_metrics
 from lightning_fed.engines.fleet.terms import expect_carried
 from lightning_fed.errors import FederatedError, expect
 from lightning_fed.runs.checkpoint_files import expect_layout, read_checkpoint, records_of_checkpoints

@@ -35,9 +35,8 @@ from lightning_fed.trainer.client_evaluation import evaluate_clients, plain_upda
 from lightning_fed.trainer.evaluation import by_set, evaluate, predict, print_results, say_whose, scored_batches
 from lightning_fed.trainer.fabric import make_fabric, set_determinism
 from lightning_fed.trainer.forwarding import derived, forwarded
-from lightning_fed.trainer.lightning_arguments import make_options
 from lightning_fed.trainer.lightning_names import LightningNames
-from lightning_fed.trainer.options import expect_module, training_data
+from lightning_fed.trainer.options import expect_module, make_options, training_data
 from lightning_fed.trainer.setup import attached, evaluating, train
 
 __all__ = ["FederatedTrainer"]

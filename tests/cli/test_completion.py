@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lightning_fed.cli import COMMANDS, OF_TRAINER
-from lightning_fed.cli.commands.completion import main, options_of_commands
-from lightning_fed.cli.commands.data import _DataCLI
-from lightning_fed.cli.suggestions import command_options
+from lightning_fed.cli.class_names import command_options
+from lightning_fed.cli.completion_command import main, options_of_commands
+from lightning_fed.cli.data_command import _DataCLI
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack.command import _AttackCLI
 

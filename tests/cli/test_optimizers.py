@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
-from lightning_fed.core.optimizer.configured import parse_configured
+from lightning_fed.core.optimizer.fresh import parse_configured
 from lightning_fed.runs.folder import fingerprint
 from tests.cli.conftest import BASE, CommandLine
 

@@ -29,9 +29,8 @@ from torch.utils.data import (
 
 from lightning_fed.cli import main
 from lightning_fed.client_algorithms import FedGA
-from lightning_fed.data import IID, ClientDatasets, FederatedDataModule, Shards
-from lightning_fed.data.adapters import containers
-from lightning_fed.data.adapters.modules import GivenLoaders
+from lightning_fed.data import IID, ClientDatasets, FederatedDataModule, Shards, containers
+from lightning_fed.data.source_module import GivenLoaders
 from lightning_fed.errors import FederatedError
 from tests.compatibility.data_modules import TextClassifier, TextData, Texts, TheirData, Watching, WithOwnData, padded
 from tests.parts import CLASSES, FEATURES, Classifier, federated_data, federated_trainer, points

@@ -13,7 +13,7 @@ from lightning.pytorch.demos import boring_classes
 from lightning_fed import FederatedTrainer
 from lightning_fed.cli import main
 from lightning_fed.errors import FederatedError
-from lightning_fed.trainer.lightning_arguments import ALIASES, FOREIGN, INSTEAD, WITHOUT_EFFECT
+from lightning_fed.trainer.options import ALIASES, FOREIGN, INSTEAD, WITHOUT_EFFECT
 from tests.parts import Classifier, federated_data, federated_trainer
 
 THEIRS = signature(Trainer).parameters

@@ -22,7 +22,7 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.updates import Client
-from lightning_fed.distributed.assignment import Assignment
+from lightning_fed.distributed.sharing import Assignment
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer import checkpoint_contents
 from tests.parts import Classifier, built, federated_data, federated_trainer

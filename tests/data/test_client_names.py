@@ -16,8 +16,8 @@ from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import IID, ByUser
 from lightning_fed.data.summary import SampleSheet, samples_figure, split_figure
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.load import Method, load_runs
 from lightning_fed.lab.report.page import _clients
+from lightning_fed.lab.report.runs import Method, load_runs
 from tests.callbacks.diagnostics.parts import Measured
 from tests.parts import Classifier, federated_trainer, points
 

@@ -25,7 +25,7 @@ from lightning_fed.data import FeatureSkew, Partitioner
 from lightning_fed.engines import SequentialTrainer, VectorizedTrainer
 from lightning_fed.masks import Mask
 from lightning_fed.sampling import ClientSampler
-from lightning_fed.trainer.lightning_arguments import ALIASES
+from lightning_fed.trainer.options import ALIASES
 from tests.docs.pages import REPOSITORY, Block, anchors, blocks, links, name, pages, prose, references
 from tests.docs.shell import Shell, command_lines
 from tests.parts import leaves

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from jsonargparse._common import ImportDenied
 
-from lightning_fed.cli import entry_points, main
+from lightning_fed.cli import class_names, main
 from tests.docs.pages import REPOSITORY, blocks
 from tests.end_to_end.command import environment
 
@@ -61,7 +61,7 @@ def ask(
     for folder in (installed, tmp_path):
         monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("COLUMNS", "120")
-    entry_points._installed.cache_clear()
+    class_names._installed.cache_clear()
 
     def ask(*words: str) -> Asked:
         with pytest.raises(SystemExit) as ended:
@@ -69,7 +69,7 @@ def ask(
         return Asked(ended.value.code, *capsys.readouterr())
 
     yield ask
-    entry_points._installed.cache_clear()
+    class_names._installed.cache_clear()
     sys.modules.pop("middle", None)
     gc.collect()  # its classes, which others would list
 
@@ -93,7 +93,7 @@ def test_one_name_for_two_classes_is_refused(ask: Callable[..., Asked], tmp_path
     other = tmp_path / "other-1.0.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (other / "entry_points.txt").write_text("[lightning_fed.masks]\nMiddleMean = other:Mine\n")
+    (other / "class_names.txt").write_text("[lightning_fed.masks]\nMiddleMean = other:Mine\n")
     said = "packages share middle.MiddleMean and other.Mine: give its import path."
     assert ask(*FIT, "--aggregator=MiddleMean").err.splitlines()[-1].endswith(said)
 
@@ -103,12 +103,12 @@ def test_under_safe_imports_it_is_not_imported(ask: Callable[..., Asked], monkey
     def refuse(path: str) -> None:
         raise ImportDenied(path)
 
-    monkeypatch.setattr(entry_points, "check_import_path", refuse)
+    monkeypatch.setattr(class_names, "check_import_path", refuse)
     assert ask(*FIT, "--aggregator=MiddleMean").code == 2
     assert "middle" not in sys.modules
 
 
 def test_help_of_the_program_loads_no_package() -> None:
     code = "import sys; from lightning_fed.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
-    code += "sys.exit(any(name in sys.modules for name in ('torch', 'lightning_fed.cli.entry_points')))"
+    code += "sys.exit(any(name in sys.modules for name in ('torch', 'lightning_fed.cli.class_names')))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -15,8 +15,8 @@ import pytest
 from lightning_fed.cli import FederatedCLI
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.lab.runner.command import telling_runs
+from lightning_fed.lab.runner.executors import Pool
 from lightning_fed.lab.runner.file import load_study
-from lightning_fed.lab.runner.pool import Pool
 from lightning_fed.lab.studies.cells import Cell, cells_of, combinations, make_cell
 from lightning_fed.lab.studies.results import StudyResults, StudyRun
 from lightning_fed.lab.studies.study import Name, Study

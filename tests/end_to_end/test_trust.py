@@ -9,7 +9,7 @@ import torch
 
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.data.readers.array_files import ArrayFile
-from lightning_fed.data.readers.folders import cached_tensors
+from lightning_fed.data.readers.files import cached_tensors
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.checkpoint_files import read_checkpoint
 

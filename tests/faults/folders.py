@@ -16,8 +16,8 @@ import numpy as np
 
 from lightning_fed.data.readers.array_files import ArrayFile
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.load import load_runs
 from lightning_fed.lab.report.page import run_options
+from lightning_fed.lab.report.runs import load_runs
 from lightning_fed.lab.runner import record
 from lightning_fed.lab.runner.tuning import groups_of, tune
 from lightning_fed.lab.studies.cells import cells_of

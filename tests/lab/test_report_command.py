@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.summary import Summary
+from lightning_fed.lab.report.runs import Method, Summary
 from lightning_fed.lab.report_command import as_study, at_budget, derived_columns, main, to_target
 from lightning_fed.lab.studies.blocks import study_blocks
 from lightning_fed.lab.studies.table import study_table

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_fed.aggregators import CGW
-from lightning_fed.functional.cgw import corrective_weights
+from lightning_fed.functional.server import corrective_weights
 from tests.client_algorithms.client_runs import fit
 from tests.client_algorithms.known_clients import Logistic
 

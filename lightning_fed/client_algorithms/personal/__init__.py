@@ -1,6 +1,6 @@
 """Personalised federated learning: what of a model is a client's own."""
 
-from lightning_fed.client_algorithms.personal.own_models import APFL, Ditto, LocalOnly, PFedMe
+from lightning_fed.client_algorithms.personal.own_models import APFL, Ditto, LocalOnly, PerFedAvg, PFedMe
 from lightning_fed.client_algorithms.personal.parameters import (
     FedBN,
     FedPer,
@@ -9,7 +9,6 @@ from lightning_fed.client_algorithms.personal.parameters import (
     PersonalParameters,
     personal_parameters,
 )
-from lightning_fed.client_algorithms.personal.per_fedavg import PerFedAvg
 
 __all__ = [
     "APFL", "Ditto", "FedBN", "FedPer", "FedRep", "LGFedAvg", "LocalOnly", "PFedMe", "PerFedAvg", "PersonalParameters",

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from lightning_fed.core.devices import out_of_memory
-from lightning_fed.core.optimizer.configured import expect_own_parameters, parse_configured
 from lightning_fed.core.optimizer.flat_step import FlatStep
-from lightning_fed.core.optimizer.fresh import FreshOptimizers, of_torch
+from lightning_fed.core.optimizer.fresh import FreshOptimizers, expect_own_parameters, of_torch, parse_configured
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 

@@ -15,8 +15,7 @@ from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.inspection import AnyDataset
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import ByUser, Partitioner
-from lightning_fed.data.readers.folders import data_folder, fetch_whole, found_none
-from lightning_fed.data.readers.images import Normalisation, Storage, image_dataset
+from lightning_fed.data.readers.files import Normalisation, Storage, data_folder, fetch_whole, found_none, image_dataset
 from lightning_fed.data.readers.leaf import UserSamples, known_and_unseen
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 

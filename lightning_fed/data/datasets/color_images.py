@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data.datasets.bundled import ImageDataModule
-from lightning_fed.data.readers.images import read_images
+from lightning_fed.data.readers.files import read_images
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["CIFAR10", "CIFAR100", "TinyImageNet"]

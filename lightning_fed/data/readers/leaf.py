@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.files import open_regular
-from lightning_fed.data.readers.folders import found_none
+from lightning_fed.data.readers.files import found_none
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = [

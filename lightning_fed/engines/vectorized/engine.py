@@ -21,8 +21,7 @@ from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.full_gradient import StackedFullGradient
 from lightning_fed.engines.vectorized.lanes import Lanes, keep_freed_memory
 from lightning_fed.engines.vectorized.refusals import CannotStack, is_of_many, refusal
-from lightning_fed.engines.vectorized.samples import SampleGradients
-from lightning_fed.engines.vectorized.step import LaneLog, StackedStep
+from lightning_fed.engines.vectorized.step import LaneLog, SampleGradients, StackedStep
 
 __all__ = ["TrainedChunk", "VectorizedTrainer"]
 

@@ -25,7 +25,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack import figures
 from lightning_fed.lab.attack.options import FIGURES, TABLE, AttackOptions, expect_sound_attack
 from lightning_fed.lab.common import aligned, csv_text
-from lightning_fed.lab.report.load import read_metrics
+from lightning_fed.lab.report.runs import read_metrics
 from lightning_fed.models.classifier import class_scores
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.evaluation import named_loaders

@@ -14,9 +14,8 @@ from typing import Any
 from lightning_fed.cli.yaml_loader import read_yaml
 from lightning_fed.core.files import read_regular
 from lightning_fed.errors import FederatedError, import_extra
-from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.plots import curves_html
-from lightning_fed.lab.report.summary import counted
+from lightning_fed.lab.report.runs import Method, counted
 from lightning_fed.runs.folder import read_rows
 from lightning_fed.runs.statistics import mean_of
 

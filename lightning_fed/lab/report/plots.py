@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from lightning_fed.core.files import png
 from lightning_fed.errors import import_extra
 from lightning_fed.lab.common import no_mathematics
-from lightning_fed.lab.report.load import Method
-from lightning_fed.lab.report.summary import axis_label, counted, is_share, spent
+from lightning_fed.lab.report.runs import Method, axis_label, counted, is_share, spent
 from lightning_fed.runs.statistics import known_goal
 
 if TYPE_CHECKING:

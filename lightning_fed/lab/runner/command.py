@@ -18,15 +18,12 @@ from lightning_fed.cli.yaml_loader import PlainLoader, read_yaml
 from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError, expect, expect_count
 from lightning_fed.lab.common import CommandParser, are, one_line
-from lightning_fed.lab.report.load import read_metrics
-from lightning_fed.lab.report.summary import counted
+from lightning_fed.lab.report.runs import counted, read_metrics
+from lightning_fed.lab.runner.executors import TASK_LOGS, Outcome, Pool, Task, make_executor, train_in_tasks
 from lightning_fed.lab.runner.file import help_on_keys, load_study
-from lightning_fed.lab.runner.pool import Outcome, Pool
 from lightning_fed.lab.runner.record import LOG, Guard, done_run, rounds_trained
-from lightning_fed.lab.runner.slurm import TASK_LOGS, Task, make_executor, train_in_tasks
 from lightning_fed.lab.runner.tuning import Group, groups_of, key_of, tune, tuned_together, with_choices
-from lightning_fed.lab.studies.cells import Cell, cells_of, chosen_by
-from lightning_fed.lab.studies.grid import at_edge
+from lightning_fed.lab.studies.cells import Cell, at_edge, cells_of, chosen_by
 from lightning_fed.lab.studies.study import Study
 from lightning_fed.runs.statistics import mean_of
 

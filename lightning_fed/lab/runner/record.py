@@ -18,7 +18,7 @@ from lightning_fed.cli.yaml_loader import PlainLoader
 from lightning_fed.core import is_news, one_line
 from lightning_fed.core.files import write_atomically
 from lightning_fed.lab.attack.options import COLUMNS, TABLE, attack_columns
-from lightning_fed.lab.report.load import MeasuredRun, read_metrics
+from lightning_fed.lab.report.runs import MeasuredRun, read_metrics
 from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run, read_rows, sealed, unsealed
 

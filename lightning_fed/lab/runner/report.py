@@ -9,9 +9,8 @@ from pathlib import Path
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import expect
 from lightning_fed.lab.common import are, expect_known, one_line
-from lightning_fed.lab.report.load import MeasuredRun
 from lightning_fed.lab.report.plots import KINDS
-from lightning_fed.lab.report.summary import COSTS, columns_of, counted
+from lightning_fed.lab.report.runs import COSTS, MeasuredRun, columns_of, counted
 from lightning_fed.lab.runner.command import study_folder
 from lightning_fed.lab.runner.file import load_study
 from lightning_fed.lab.runner.record import RECORD, measured_run

@@ -9,12 +9,11 @@ from statistics import fmean
 from lightning_fed.lab.common import column_head, csv_text
 from lightning_fed.lab.report.page import coded
 from lightning_fed.lab.report.plots import KINDS, picture, tuning_html
-from lightning_fed.lab.report.summary import counted, is_share, over_seeds, summarize
+from lightning_fed.lab.report.runs import counted, is_share, over_seeds, summarize
 from lightning_fed.lab.studies import formats
+from lightning_fed.lab.studies.cells import at_edge, edges_of
 from lightning_fed.lab.studies.comparison import chance, pairs_needed, visible_gain
-from lightning_fed.lab.studies.formats import Block, without_constants
-from lightning_fed.lab.studies.grid import at_edge, edges_of
-from lightning_fed.lab.studies.page import panels_of, study_page
+from lightning_fed.lab.studies.formats import Block, panels_of, study_page, without_constants
 from lightning_fed.lab.studies.results import BESIDE, StudyResults, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.report.summary import counted
+from lightning_fed.lab.report.runs import counted
 from lightning_fed.lab.studies.results import AT_EQUAL, StudyResults, StudyRun, is_lost, value_of_run
 from lightning_fed.lab.studies.study import Report, Study
 from lightning_fed.runs.statistics import Goal, goal_of

@@ -13,7 +13,7 @@ from typing import TypeVar
 from lightning_fed.core.files import read_regular, write_atomically
 from lightning_fed.errors import FederatedError, expect
 from lightning_fed.lab.common import csv_text, no_apostrophe
-from lightning_fed.lab.report.load import MeasuredRun
+from lightning_fed.lab.report.runs import MeasuredRun
 from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_fed.errors import FederatedError, expect
 from lightning_fed.lab.common import expect_known
-from lightning_fed.lab.report.summary import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
+from lightning_fed.lab.report.runs import Summary, counted, is_share, notes_on_ends, notes_on_window, summarize_found
 from lightning_fed.lab.studies import comparison
 from lightning_fed.lab.studies.cells import combinations
 from lightning_fed.lab.studies.published import Figure, PublishedFigures

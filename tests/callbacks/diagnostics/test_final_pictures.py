@@ -18,10 +18,9 @@ from lightning_fed.callbacks.diagnostics import (
     ClientEvaluation,
     FinalPictures,
     UpdateAgreement,
-    figures,
     final_pictures,
 )
-from lightning_fed.callbacks.diagnostics.predictions import Predictions
+from lightning_fed.callbacks.diagnostics.final_pictures import Predictions
 from lightning_fed.core.files import WriteError, writing
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.updates import ReducedUpdate
@@ -140,8 +139,8 @@ def test_each_of_several_sets_has_its_own_and_classes_their_names(tmp_path: Path
 def test_beside_the_others_clients_and_agreement_are_drawn(models: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """Pictures of several models name each."""
     seen: dict[str, Any] = {}
-    draw = figures.distribution_figure
-    monkeypatch.setattr(figures, "distribution_figure", lambda values: (seen.update(values), draw(values))[1])
+    draw = final_pictures.distribution_figure
+    monkeypatch.setattr(final_pictures, "distribution_figure", lambda values: (seen.update(values), draw(values))[1])
     evaluation = ClientEvaluation(models=models)
     trainer = trainer_for(tmp_path, FinalPictures(), evaluation, UpdateAgreement(), max_rounds=2)
     trainer.fit(net(), image_data())
@@ -171,7 +170,7 @@ def test_the_histogram_of_agreement_counts_in_exact_bins(num_clients: int) -> No
 def test_agreement_is_drawn_beside_coin_flips() -> None:
     """As steps over the same bins: what the clients agree on, and what chance would give."""
     counts, flips = np.array([6, 3, 1]), np.array([0.5, 0.25, 0.25])
-    steps = figures.agreement_figure(counts, flips, 0.4).axes[0].patches
+    steps = final_pictures.agreement_figure(counts, flips, 0.4).axes[0].patches
     assert [step.get_data().values.tolist() for step in steps] == [[0.6, 0.3, 0.1], flips.tolist()]
     assert [step.get_label() for step in steps][1] == "coin flips"
 
@@ -244,7 +243,7 @@ def test_what_cannot_be_written_or_drawn_is_a_warning_each(tmp_path: Path, monke
         raise WriteError(f"Expected to write {path.name}, but the system refuses (No space left on device).")
 
     monkeypatch.setattr(final_pictures, "write_atomically", refuse)
-    monkeypatch.setattr(figures, "confusion_figure", lambda *_: 1 / 0)
+    monkeypatch.setattr(final_pictures, "confusion_figure", lambda *_: 1 / 0)
     trainer = trainer_for(tmp_path, FinalPictures())
     with pytest.warns(UserWarning, match="The run goes on without") as said:
         trainer.fit(net(), image_data())

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import CGW, FedAdam, FedAvg
-from lightning_fed.callbacks.diagnostics import UpdateAgreement, UpdateGeometry, round_table
+from lightning_fed.callbacks.diagnostics import UpdateAgreement, UpdateGeometry, updates
 from lightning_fed.client_algorithms import SCAFFOLD
 from lightning_fed.core.files import WriteError
 from lightning_fed.core.hooks import FederatedCallback
@@ -20,7 +20,7 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.functional.geometry import direction_cosines
 from lightning_fed.masks import SignAgreement
 from tests.callbacks.diagnostics.parts import Net, net_data, trainer_for
-from tests.callbacks.diagnostics.test_dissimilarity import columns
+from tests.callbacks.diagnostics.test_differences import columns
 
 OURS = ("agreement/", "update/")
 
@@ -224,7 +224,7 @@ def test_a_table_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypat
     def refuse(path: Path, content: bytes) -> None:
         raise WriteError("no space is left")
 
-    monkeypatch.setattr(round_table, "append_whole", refuse)
+    monkeypatch.setattr(updates, "append_whole", refuse)
     with pytest.warns(UserWarning, match=r"goes on without updates\.csv: no space") as caught:
         trainer, found = run(tmp_path, UpdateGeometry(by_client=True))
     assert sum("updates.csv" in str(warning.message) for warning in caught) == 1

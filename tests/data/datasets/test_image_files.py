@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_fed.data import CIFAR10, CIFAR100, EMNIST, MNIST
-from lightning_fed.data.readers import images as image_tensors_file
+from lightning_fed.data.readers import files as image_tensors_file
 from lightning_fed.errors import FederatedError
 from tests.official_files import write_cifar, write_emnist
 from tests.parts import same

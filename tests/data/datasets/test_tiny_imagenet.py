@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.data import ImageDataModule, TinyImageNet
-from lightning_fed.data.readers import images as images_file
+from lightning_fed.data.readers import files as images_file
 from lightning_fed.errors import FederatedError
 from tests.official_files import TINY_CLASSES, write_tiny_imagenet
 from tests.parts import same

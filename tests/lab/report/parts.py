@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fed.lab.report.load import Columns, MeasuredRun, Method
+from lightning_fed.lab.report.runs import Columns, MeasuredRun, Method
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 

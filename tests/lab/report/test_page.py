@@ -11,8 +11,8 @@ import yaml
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab import notebook
-from lightning_fed.lab.report.load import Method, group_runs, load_runs
 from lightning_fed.lab.report.page import client_table, config_differences, split_pictures
+from lightning_fed.lab.report.runs import Method, group_runs, load_runs
 from lightning_fed.lab.report_command import main
 from tests.cli.test_yaml import ENDLESS
 from tests.lab.report.parts import Page, fits_the_window, opened, write_run

@@ -7,9 +7,8 @@ from matplotlib.colors import to_hex
 
 from lightning_fed.core.logged_values import TOTALS
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.load import Method
 from lightning_fed.lab.report.plots import curve, limits, panels_figure
-from lightning_fed.lab.report.summary import COSTS
+from lightning_fed.lab.report.runs import COSTS, Method
 from tests.lab.report.parts import method
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.common import csv_text, no_formula, one_line
-from lightning_fed.lab.report.load import Method, load_runs
 from lightning_fed.lab.report.plots import panels_figure
+from lightning_fed.lab.report.runs import Method, load_runs
 from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown
 
 HOSTILE = ["a\nb", "a | b", "5**", "\x1b[31mred\x1b[0m", "\u202eback", "$x$", "=1+1", "\ud800", "<b>", "100 %"]

@@ -267,7 +267,7 @@ def test_a_mistake_of_the_command(words: list[str], said: str) -> None:
 def test_an_output_that_is_a_file_is_said_before_any_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
 ) -> None:
-    monkeypatch.setattr("lightning_fed.lab.runner.pool.Pool.mistake", lambda self, cells: "")
+    monkeypatch.setattr("lightning_fed.lab.runner.executors.Pool.mistake", lambda self, cells: "")
     (tmp_path / "one.yaml").write_text(f"title: T\nconfigs: [quickstart]\n{tuning}")
     (tmp_path / "taken").write_text("")
     with pytest.raises(FederatedError, match=r"Expected to write the folder taken/one, .*change `--output`"):

@@ -14,7 +14,7 @@ import pytest
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.attack.options import AttackOptions
 from lightning_fed.lab.runner import command, record, tuning
-from lightning_fed.lab.runner.pool import Outcome, Pool
+from lightning_fed.lab.runner.executors import Outcome, Pool
 from lightning_fed.lab.runner.record import done_run, measured_run, write_record
 from lightning_fed.lab.runner.report import collect
 from lightning_fed.lab.runner.tuning import expect_sound_stages, groups_of, tune, tuned_together, with_choices

@@ -10,8 +10,8 @@ import pytest
 
 from lightning_fed.lab.common import csv_text
 from lightning_fed.lab.studies.blocks import study_blocks, table_lines
+from lightning_fed.lab.studies.cells import at_edge, edges_of
 from lightning_fed.lab.studies.formats import as_latex, as_markdown
-from lightning_fed.lab.studies.grid import at_edge, edges_of
 from lightning_fed.lab.studies.results import StudyResults, Trial
 from lightning_fed.lab.studies.study import AxisValue, Name, Report, Space, Study, Tune
 from lightning_fed.lab.studies.table import study_table

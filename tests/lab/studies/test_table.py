@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.report.summary import Summary
+from lightning_fed.lab.report.runs import Summary
 from lightning_fed.lab.studies.blocks import study_blocks, table_lines
 from lightning_fed.lab.studies.comparison import power
 from lightning_fed.lab.studies.published import Figure, read_published

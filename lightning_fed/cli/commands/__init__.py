@@ -1,1 +1,0 @@
-"""Commands that take the options of ``fit``, or list them."""
