@@ -15,10 +15,6 @@ from lightning_fed.core.user_code import is_own
 from lightning_fed.errors import FederatedError, expect, expect_count, expect_number
 from lightning_fed.functional.geometry import wide_dtype
 
-__all__ = [
-    "ClipUpdates", "Packed", "Payload", "QSGD", "RandomK", "TopK", "clip_to", "expect_noise_holds", "payloads_of",
-]  # fmt: skip
-
 
 class Payload(FederatedCallback):
     """A change to an update on its way to the server. You give payloads as callbacks; they run in the order listed.

@@ -1,5 +1,6 @@
 """Differential privacy of whole clients: noise of the server on their sum, or of each client on its own update."""
 
+import os
 from math import exp
 from typing import Any
 
@@ -10,13 +11,10 @@ from torch import Tensor
 
 from lightning_fed.callbacks.payload import Payload, clip_to
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
-from lightning_fed.core.seeding import system_normal
 from lightning_fed.core.updates import ReducedUpdate, Update
 from lightning_fed.errors import expect, expect_number
 from lightning_fed.functional.privacy import gaussian_epsilon, gaussian_noise
 from lightning_fed.sampling import PoissonSampler
-
-__all__ = ["Accounted", "CentralDP", "LocalDP"]
 
 
 class Accounted(FederatedCallback):
@@ -162,7 +160,7 @@ class CentralDP(Accounted, Payload):
             return drawn.normal_(generator=stream)
         drawn.zero_()
         if trainer.is_global_zero:
-            drawn.copy_(system_normal(drawn.numel()).view_as(drawn))
+            drawn.copy_(_system_normal(drawn.numel()).view_as(drawn))
         return trainer.reduce_sum(drawn)
 
 
@@ -194,3 +192,10 @@ class LocalDP(Accounted, Payload):
         self.taken[[client.id for client in update.clients]] += 1
         update.noise = self.z * self.bound / max(update.num_clients, 1) ** 0.5
         pl_module.log("privacy/local_epsilon", self._spent(int(self.taken.max())))
+
+
+def _system_normal(count: int) -> Tensor:
+    """Draws standard normal numbers from the operating system's entropy: float64, shape (count,), on the CPU."""
+    bits = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+    drawn: Tensor = torch.special.ndtri(((bits & (2**52 - 1)).double() + 0.5) * 2**-52)  # of (0, 1)
+    return drawn

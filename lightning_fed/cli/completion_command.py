@@ -7,8 +7,6 @@ from lightning_fed.cli.class_names import command_options
 from lightning_fed.cli.federated_cli import FederatedCLI, parser_of
 from lightning_fed.errors import FederatedError
 
-__all__ = ["main", "options_of_commands", "make_parser"]
-
 _EVERYWHERE = ("debug", "safe_imports", "help")
 _FILES = ("config", "study", "ckpt_path")
 

@@ -17,8 +17,6 @@ from lightning_fed.core.updates import Client, Cohort, Update
 from lightning_fed.errors import FederatedError, expect_number
 from lightning_fed.functional.robust import supported_deviations
 
-__all__ = ["ALIE", "IPM", "Attack", "GaussianNoise", "LabelFlip", "SignFlip"]
-
 
 class Attack(ClientAlgorithm):
     """Says which clients attack; the column ``update/attackers`` counts those of a round.

@@ -18,12 +18,6 @@ import torch
 from lightning_fed.core.devices import device_streams, seed_devices, set_device_streams
 from lightning_fed.errors import FederatedError
 
-__all__ = [
-    "GENERATORS", "MAX_SEED", "Purpose", "generator_for", "global_streams", "isolated_streams", "kept_streams",
-    "numpy_generator_for", "run_seed", "seed_everywhere", "seed_for", "seed_generators", "seed_host", "seeds_for",
-    "system_normal",
-]  # fmt: skip
-
 MAX_SEED = 2**63 - 1
 GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
 
@@ -78,13 +72,6 @@ def seeds_for(seed: int, purpose: Purpose, round: int, clients: Sequence[int]) -
 def generator_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> torch.Generator:
     """Returns a CPU generator of its own for one purpose, round and client."""
     return torch.Generator().manual_seed(seed_for(seed, purpose, round, client))
-
-
-def system_normal(count: int) -> torch.Tensor:
-    """Draws standard normal numbers from the operating system's entropy: float64, shape (count,), on the CPU."""
-    bits = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
-    drawn: torch.Tensor = torch.special.ndtri(((bits & (2**52 - 1)).double() + 0.5) * 2**-52)  # of (0, 1)
-    return drawn
 
 
 def numpy_generator_for(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:

@@ -14,11 +14,6 @@ from lightning_fed.data.partitioners import Partitioner
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError, expect_choice, expect_number, is_count, is_number
 
-__all__ = [
-    "CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "client_names", "divide", "unseen_users",
-    "own_samples",
-]  # fmt: skip
-
 ValSplit: TypeAlias = Literal["central", "per_client"]
 _Rows: TypeAlias = npt.NDArray[np.int64]
 

@@ -14,12 +14,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.errors import FederatedError
 
-__all__ = [
-    "TARGET_NAMES", "AnyDataset", "Conversion", "Tensors", "as_targets", "expect_one_meaning", "find_class_lists",
-    "find_conversion", "find_targets", "find_tensors", "find_users", "first_input", "first_part", "length",
-    "map_tensors", "name_kind",
-]  # fmt: skip
-
 if TYPE_CHECKING:
     AnyDataset: TypeAlias = Dataset[Any]
 else:

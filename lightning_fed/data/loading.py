@@ -26,8 +26,6 @@ from lightning_fed.data.inspection import (
 )
 from lightning_fed.errors import FederatedError
 
-__all__ = ["Datasets", "LoadedData"]
-
 _MOST_CLASSES = 10_000  # of few samples
 
 

@@ -5,13 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from lightning_fed.core import files, one_line
+from lightning_fed.core import files
 from lightning_fed.errors import FederatedError
-
-__all__ = [
-    "CommandParser", "aligned", "are", "column_head", "csv_text", "expect_known", "no_apostrophe", "no_formula",
-    "no_mathematics", "one_line",
-]  # fmt: skip
 
 
 class CommandParser(argparse.ArgumentParser):

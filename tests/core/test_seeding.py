@@ -11,7 +11,6 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
-from scipy.stats import kstest
 
 from lightning_fed.core import devices
 from lightning_fed.core.seeding import (
@@ -23,7 +22,6 @@ from lightning_fed.core.seeding import (
     seed_everywhere,
     seed_for,
     seeds_for,
-    system_normal,
 )
 from lightning_fed.errors import FederatedError
 
@@ -245,14 +243,3 @@ def test_streams_of_any_device_are_seeded_and_put_back(monkeypatch: pytest.Monke
             assert stream.states[0].item() == 4
     finally:
         devices._accelerator.cache_clear()
-
-
-def test_numbers_of_the_system_are_normal_and_nobodys_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seed_everywhere(0)
-    first = system_normal(20_000)
-    seed_everywhere(0)
-    assert not torch.equal(first, system_normal(20_000))
-    assert kstest(first, "norm").pvalue > 1e-8
-    for byte in (b"\x00", b"\xff"):  # the ends of what the system may give
-        monkeypatch.setattr(os, "urandom", lambda count, byte=byte: byte * count)
-        assert 8 < system_normal(1).abs().item() < 9

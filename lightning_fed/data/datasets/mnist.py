@@ -16,8 +16,6 @@ from torch import Tensor
 from lightning_fed.data.datasets.bundled import ImageDataModule
 from lightning_fed.errors import FederatedError, expect_choice
 
-__all__ = ["EMNIST", "MNIST", "FashionMNIST", "IdxImages", "read_idx"]
-
 Variant = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 
 _ALL = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

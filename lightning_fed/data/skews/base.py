@@ -20,8 +20,6 @@ from lightning_fed.data.inspection import TARGET_NAMES
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
-__all__ = ["DataFacts", "FeatureSkew", "Shown", "SkewedBatches", "SkewedRows", "SkewedSource"]
-
 
 @dataclass(frozen=True)
 class DataFacts:

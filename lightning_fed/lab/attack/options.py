@@ -9,8 +9,6 @@ from typing import Any
 from lightning_fed.core.files import read_regular
 from lightning_fed.errors import FederatedError, expect_count
 
-__all__ = ["COLUMNS", "FIGURES", "TABLE", "AttackOptions", "attack_columns", "expect_sound_attack"]
-
 TABLE = "attack.csv"
 """The file in a run's folder, with a row for each attack on its model."""
 

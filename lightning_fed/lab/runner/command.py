@@ -15,9 +15,10 @@ import yaml
 
 from lightning_fed.cli.configs_command import find_config
 from lightning_fed.cli.yaml_loader import PlainLoader, read_yaml
+from lightning_fed.core import one_line
 from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError, expect, expect_count
-from lightning_fed.lab.common import CommandParser, are, one_line
+from lightning_fed.lab.common import CommandParser, are
 from lightning_fed.lab.report.runs import counted, read_metrics
 from lightning_fed.lab.runner.executors import TASK_LOGS, Outcome, Pool, Task, make_executor, train_in_tasks
 from lightning_fed.lab.runner.file import help_on_keys, load_study
@@ -29,8 +30,6 @@ from lightning_fed.runs.statistics import mean_of
 
 if TYPE_CHECKING:
     import submitit
-
-__all__ = ["main", "make_parser", "rounds_of", "study_folder", "telling_runs"]
 
 _RUNS = Path("runs/studies")
 _TRIED, _BY_DEFAULT, _LONGEST = 3, 100, 1e6  # rounds, rounds, seconds of a round

@@ -22,11 +22,6 @@ from lightning_fed.lab.report.runs import MeasuredRun, read_metrics
 from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run, read_rows, sealed, unsealed
 
-__all__ = [
-    "DIVERGED", "HELD", "LOG", "PRUNED", "RECORD", "Guard", "done_run", "hash_of", "measured_run", "rounds_trained",
-    "write_record",
-]  # fmt: skip
-
 Guard = Callable[[], None]
 """Restricts the imports of a process, see ``--safe_imports``."""
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lightning_fed.core import one_line
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import expect
-from lightning_fed.lab.common import are, expect_known, one_line
+from lightning_fed.lab.common import are, expect_known
 from lightning_fed.lab.report.plots import KINDS
 from lightning_fed.lab.report.runs import COSTS, MeasuredRun, columns_of, counted
 from lightning_fed.lab.runner.command import study_folder
@@ -31,8 +32,6 @@ from lightning_fed.lab.studies.results import (
 from lightning_fed.lab.studies.study import Report, Study, name_of, reported_axes, tuned_per
 from lightning_fed.lab.studies.table import study_table
 from lightning_fed.runs.statistics import known_goal, run_statistic
-
-__all__ = ["collect", "in_order", "joined", "report_study"]
 
 _Key = tuple[str, ...]
 _FILES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "html": "report.html"}

@@ -9,9 +9,10 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
+from lightning_fed.core import one_line
 from lightning_fed.errors import FederatedError, expect_choice
 from lightning_fed.lab.attack.options import AttackOptions
-from lightning_fed.lab.common import column_head, expect_known, one_line
+from lightning_fed.lab.common import column_head, expect_known
 from lightning_fed.lab.studies.study import (
     AxisValue,
     Name,
@@ -23,11 +24,6 @@ from lightning_fed.lab.studies.study import (
     name_of,
     tuned_per,
 )
-
-__all__ = [
-    "Cell", "Watch", "at_edge", "cells_of", "chosen_by", "combinations", "edges_of", "folder_of", "in_profile",
-    "make_cell", "parameters_of",
-]  # fmt: skip
 
 _LONGEST = 120
 

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from lightning_fed.core import one_line
 from lightning_fed.errors import import_extra
-from lightning_fed.lab.common import aligned, column_head, one_line
+from lightning_fed.lab.common import aligned, column_head
 from lightning_fed.lab.report import page
 from lightning_fed.lab.report.plots import curves_html
 from lightning_fed.lab.report.runs import COSTS, MeasuredRun, Method, is_measured
 from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.table import StudyTable, TableCell
-
-__all__ = ["Block", "as_latex", "as_markdown", "as_text", "panels_of", "paragraphs", "study_page", "without_constants"]
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lightning_fed.core import one_line
 from lightning_fed.errors import FederatedError
-from lightning_fed.lab.common import csv_text, no_formula, one_line
+from lightning_fed.lab.common import csv_text, no_formula
 from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.lab.report.runs import Method, load_runs
 from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown
