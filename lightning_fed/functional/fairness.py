@@ -5,25 +5,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["adjusted_weights", "project_onto_simplex", "qfedavg_weights", "term_weights"]
+__all__ = ["adjusted_weights", "project_onto_simplex", "term_weights"]
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
 # Gaps that differ by no more than this share of the largest are equal.
 _EQUAL = 1e-12
-# Smaller losses count as this one, because powers can be below 0.
-_LEAST = 1e-10
-
-
-def qfedavg_weights(losses: Array, squares: Array, shares: Array, q: float, lipschitz: float) -> Array:
-    """Computes c_i of the step Σ c_i δ_i of ``QFedAvg`` from f_i, ‖δ_i‖² and p_i; q = 0 gives p_i for any losses.
-
-    Powers are of f_i / max f, which does not change the quotient and never overflows; smaller losses count as 1e-10.
-    """
-    kept = np.maximum(losses, _LEAST)
-    powers = shares * (kept / kept.max()) ** q
-    weights: Array = powers / (powers * (q * lipschitz * squares / kept + 1)).sum()
-    return weights
 
 
 def term_weights(losses: Array, shares: Array, t: float) -> Array:
