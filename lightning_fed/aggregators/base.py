@@ -120,7 +120,7 @@ class Aggregator(FederatedCallback, ABC):
     @property
     def reads_start_losses(self) -> bool:
         """Whether it needs f_i(w) over training samples, which a gradient taken there gives too."""
-        return Need.LOSSES in self.all_needs and (self.losses_at, self.losses_over) == ("start", "train")
+        return bool(self.all_needs & Need.ANY_LOSS) and (self.losses_at, self.losses_over) == ("start", "train")
 
     @property
     def label(self) -> str:

@@ -1,7 +1,8 @@
 """Rules that weigh clients by their losses."""
 
+import math
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -11,42 +12,61 @@ from torch import Tensor
 from lightning_fed.aggregators.base import Aggregator, StatefulAggregator
 from lightning_fed.aggregators.feddg_ga import FedDGGA as FedDGGA  # which was here
 from lightning_fed.core.hooks import TrainerLike
-from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate
-from lightning_fed.errors import FederatedError, expect_number
-from lightning_fed.functional.geometry import combine_rows, wide_dtype
-from lightning_fed.functional.server import Array, project_onto_simplex, qfedavg_weights, term_weights
+from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
+from lightning_fed.errors import FederatedError, expect, expect_number
+from lightning_fed.functional.geometry import wide_dtype
+from lightning_fed.functional.server import project_onto_simplex
 
 __all__ = ["AFL", "TERM", "LossWeightingAggregator", "QFedAvg"]
 
+# What clients send, with the exponent that they have taken out of it.
+_ABOVE, _BELOW = "loss-weighted update / e^", "loss weight / e^"
+# Smaller losses count as this one, because powers can be below 0.
+_LEAST = 1e-10
+
 
 class LossWeightingAggregator(Aggregator):
-    """The base of rules that add Σ c_i δ_i, with c_i from the losses f_i(w) and the lengths of the updates.
+    """The base of rules that step by Σ p_i e^{a_i} δ_i / Σ p_i e^{a_i} b_i, with a_i from the client's own loss f_i(w).
 
-    Such a rule holds all updates of the cohort, shape (n, d). Each client's loss costs a forward pass over its data.
+    Both are sums over clients, so the server need see no single update and no loss. Clients take out of e^{a_i} the
+    multiple of e^64 that is next to it, so that nothing overflows, and say which: for |a_i| below 32 it is 1. What
+    shares a multiple is added up. Each client's loss costs a forward pass over its data.
 
     Attributes:
-        step_weights: c_i of the last round, shape (n,), float64, on the CPU; empty before the first.
+        step_weights: c_i of the last round's step Σ c_i δ_i, shape (n,), float64, on the CPU; empty before the first,
+            and where the server sees sums alone.
     """
 
-    needs = Need.UPDATES | Need.LOSSES
+    needs = Need.OWN_LOSS
+    stacks = True
     step_weights: Tensor = torch.empty(0, dtype=torch.float64)
 
     @abstractmethod
-    def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
-        """Computes c_i, shape (n,).
+    def exponent(self, loss: float) -> float:
+        """Computes a_i from f_i(w)."""
 
-        Args:
-            losses: f_i(w), shape (n,), in ascending order of client id.
-            squares: ‖δ_i‖², shape (n,).
-            shares: p_i, shape (n,), summing to 1.
-        """
+    def share(self, loss: float, delta: Tensor) -> Tensor:
+        """Computes b_i, shape (), in wide precision, from f_i(w) and δ_i, shape (d,): 1, by which the c_i sum to 1."""
+        return delta.new_ones((), dtype=wide_dtype(delta))
+
+    def on_client_end(self, trainer: TrainerLike, pl_module: LightningModule, update: Update) -> None:
+        """Sends the update with its factor in place of the update: aggregators are called last."""
+        loss = float(cast(Tensor, update.loss))
+        exponent = self.exponent(loss)
+        base = 64 * float(np.rint(exponent / 64)) + 0.0  # no -0.0, which has another name
+        factor = update.weight * math.exp(exponent - base)
+        update.send(f"{_ABOVE}{base:.0f}", update.delta, factor, implied=True)
+        update.send(f"{_BELOW}{base:.0f}", self.share(loss, update.delta), factor)
 
     def server_step(self, update: ReducedUpdate) -> Tensor:
-        rows = update.updates
-        squares = torch.stack([torch.linalg.vector_norm(row, dtype=wide_dtype(rows)).square() for row in rows])
-        weights = self.combine(update.losses.numpy(), squares.cpu().double().numpy(), update.weights.numpy())
-        self.step_weights = torch.from_numpy(weights)
-        return combine_rows(rows, self.step_weights.to(rows.device, wide_dtype(rows))).to(rows.dtype)
+        ends = sorted((name.removeprefix(_BELOW) for name in update.sums if name.startswith(_BELOW)), key=float)
+        scales = {end: math.exp(float(end) - float(ends[-1])) for end in ends}  # in one order on every process
+        below = sum(scale * float(update.sums[_BELOW + end]) for end, scale in scales.items())
+        above = sum((update.sums[_ABOVE + end] * scale for end, scale in scales.items()), start=torch.zeros(()))
+        known = zip(update.clients, update.losses.tolist(), strict=False)
+        factors = [self.client_weight(each) * math.exp(self.exponent(loss) - float(ends[-1])) for each, loss in known]
+        self.step_weights = torch.tensor(factors, dtype=torch.float64) / below
+        return above.div_(below)
 
     def client_figures(self) -> dict[str, Tensor]:
         return {"step_weight": self.step_weights}
@@ -56,8 +76,8 @@ class QFedAvg(LossWeightingAggregator):
     """Weighs clients by f_i^q: w <- w + η_g Σ p_i f_i^q L δ_i / Σ p_i (q f_i^{q-1} L² ‖δ_i‖² + L f_i^q).
 
     Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, Algorithm 2, with
-    p_i = 1/n. f_i is the client's mean loss at w, the global model that the round starts from. q = 0 is FedAvg, up to
-    rounding. A larger q gives clients with large losses more weight, and makes the step shorter.
+    p_i = 1/n. f_i is the client's mean loss at w, the global model that the round starts from. q = 0 is FedAvg, bit
+    for bit. A larger q gives clients with large losses more weight, and makes the step shorter.
 
     Args:
         q: At least 0.
@@ -81,26 +101,30 @@ class QFedAvg(LossWeightingAggregator):
     def on_round_start(self, trainer: TrainerLike, pl_module: LightningModule, cohort: Cohort) -> None:
         if self.lipschitz is None:
             self._rate = float(trainer.optimizers[0].param_groups[0]["lr"])
-            if not self._rate > 0:
-                raise FederatedError(
-                    f"Expected `--aggregator.lipschitz` to be set, because its default is 1 over the clients' learning "
-                    f"rate and that is {self._rate:g}, got null: set it, or a learning rate above 0."
-                )
-
-    def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
-        if losses.min() < 0:
-            raise FederatedError(
-                f"Expected losses of at least 0 for QFedAvg, which raises them to the power `--aggregator.q`, got "
-                f"{losses.min():.3g}: return a loss that is not negative, or give `--aggregator TERM`."
+            expect(
+                self._rate > 0,
+                "Expected `--aggregator.lipschitz` to be set, because its default is 1 over the clients' learning "
+                f"rate and that is {self._rate:g}, got null: set it, or a learning rate above 0.",
             )
-        return qfedavg_weights(losses, squares, shares, self.q, self.lipschitz or 1 / self._rate)
+
+    def exponent(self, loss: float) -> float:
+        expect(
+            not loss < 0,
+            "Expected losses of at least 0 for QFedAvg, which raises them to the power `--aggregator.q`, got "
+            f"{loss:.3g}: return a loss that is not negative, or give `--aggregator TERM`.",
+        )
+        return self.q * math.log(max(loss, _LEAST))
+
+    def share(self, loss: float, delta: Tensor) -> Tensor:
+        square: Tensor = torch.linalg.vector_norm(delta, dtype=wide_dtype(delta)).square()
+        return square * (self.q * (self.lipschitz or 1 / self._rate) / max(loss, _LEAST)) + 1
 
 
 class TERM(LossWeightingAggregator):
     """Tilts the mean towards clients with larger losses: w <- w + η_g Σ c_i δ_i with c_i ∝ p_i e^{t f_i}.
 
     Li, Beirami, Sanjabi, Smith, "Tilted Empirical Risk Minimization", ICLR 2021, Lemma 1, tilted over clients: the
-    gradient of (1/t) log Σ p_i e^{t f_i}. f_i is the client's mean loss at w. t = 0 is FedAvg, up to rounding. t below
+    gradient of (1/t) log Σ p_i e^{t f_i}. f_i is the client's mean loss at w. t = 0 is FedAvg, bit for bit. t below
     0 gives clients with larger losses less weight, as if they were outliers.
 
     Args:
@@ -112,8 +136,8 @@ class TERM(LossWeightingAggregator):
         super().__init__(**kwargs)
         self.t = expect_number("--aggregator.t", t)
 
-    def combine(self, losses: Array, squares: Array, shares: Array) -> Array:
-        return term_weights(losses, shares, self.t)
+    def exponent(self, loss: float) -> float:
+        return self.t * loss
 
 
 class AFL(StatefulAggregator):

@@ -144,7 +144,7 @@ class DPSGD(Accounted, ClientAlgorithm):
 
 def _is_exact(part: Any, rounds: int) -> bool:
     """Returns whether a part of the run reads gradients, losses or batches of clients as they are."""
-    needs = getattr(part, "all_needs", Need.NOTHING) & (Need.ANY_GRADIENT | Need.LOSSES)
+    needs = getattr(part, "all_needs", Need.NOTHING) & (Need.ANY_GRADIENT | Need.ANY_LOSS)
     reads = isinstance(part, LossAlgorithm) or getattr(part, "takes_second_gradient", False)
     asks = getattr(part, "start_gradients", lambda round: "none")
     return bool(needs or reads) or any(asks(round) != "none" for round in range(1, rounds + 1))

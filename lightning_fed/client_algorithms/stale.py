@@ -90,7 +90,7 @@ class Stale(ClientAlgorithm):
 
 def _gets_more(part: Any) -> bool:
     """Returns whether a rule or an algorithm has clients get, or use, more of the round's start than the model."""
-    needs = getattr(part, "all_needs", Need.NOTHING) & (Need.ANY_GRADIENT | Need.LOSSES)
+    needs = getattr(part, "all_needs", Need.NOTHING) & (Need.ANY_GRADIENT | Need.ANY_LOSS)
     reads = getattr(type(part), "term", LossAlgorithm.term) is not LossAlgorithm.term  # they see the model of the round
     asks = isinstance(part, ClientAlgorithm) and part.start_gradients(1) != "none"
     moves = isinstance(part, Aggregator) and type(part).on_client_start is not FederatedCallback.on_client_start

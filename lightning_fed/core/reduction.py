@@ -78,7 +78,7 @@ _ADD: dict[Need, Callable[[LongSum, Update, Tensor], object]] = {
 }
 _WEIGHTED = (Need.MEAN, Need.NORMALIZED_MEAN, Need.GRADIENT_MEAN)
 _ROWS = (Need.UPDATES, Need.GRADIENTS)
-_WITHOUT_SCRATCH = Need.MEAN | Need.SUM | Need.UPDATES | Need.LOSSES
+_WITHOUT_SCRATCH = Need.MEAN | Need.SUM | Need.UPDATES | Need.ANY_LOSS
 
 
 class RoundReducer:
@@ -97,7 +97,7 @@ class RoundReducer:
         if Need.WEIGHTED_SIGN_SUM in needs:  # sums of samples are integers beyond what float32 holds
             self._sums[Need.WEIGHTED_SIGN_SUM] = LongSum(torch.zeros_like(like, dtype=wide_dtype(like.device)))
         self._scratch = torch.empty_like(like) if needs & ~_WITHOUT_SCRATCH else like.new_empty(0)
-        self._takes_losses = bool(needs & (Need.GRADIENTS | Need.LOSSES))  # once here, as combining flags is slow
+        self._takes_losses = bool(needs & (Need.GRADIENTS | Need.ANY_LOSS))  # once here, as combining flags is slow
         self._rows = {need: like.new_empty(0, like.numel()) for need in _ROWS if need in needs}
         self._like, self._beside, self._sent = like, dict[str, LongSum](), dict[str, Kind]()
         # Welford's running mean and sum of squared deviations.
@@ -106,6 +106,7 @@ class RoundReducer:
 
     def reset(self, cohort_size: int) -> None:
         """Empties the sums before a round of at most ``cohort_size`` clients."""
+        self._beside = {name: self._beside[name] for name in self._sent}  # names may change from round to round
         for total in (*self._sums.values(), *self._beside.values()):
             total.reset()
         for moment in self._moments:

@@ -68,7 +68,7 @@ class Update:
             the learning rate for plain SGD); computed where ``Need.NORMALIZED_MEAN`` or a client algorithm asks for it.
         gradient: g_i, the client's gradient where the aggregator's ``gradient_at`` says, shape (d,), in the dtype of
             ``delta`` and reused like it; None unless asked for.
-        loss: f_i, the client's mean loss where g_i was taken, or for ``Need.LOSSES`` where the aggregator's
+        loss: f_i, the client's mean loss where g_i was taken, or for ``Need.ANY_LOSS`` where the aggregator's
             ``losses_at`` says, shape (); None unless asked for.
         bytes_up: What δ_i takes on its way to the server: d numbers of the model's, unless a payload says otherwise.
         sums: What the client sends besides δ_i, by name; see ``send``.
@@ -196,6 +196,7 @@ class Need(Flag):
 
     All are running (d,) vectors but ``UPDATES`` and ``GRADIENTS``, which keep a whole (n, d) matrix, and ``LOSSES``:
     f_i of each client, a number, by a forward pass where the aggregator's ``losses_at`` and ``losses_over`` say.
+    ``OWN_LOSS`` is the same, for what a client sends in ``on_client_end``: servers that see sums alone never get it.
     """
 
     NOTHING = 0
@@ -211,9 +212,12 @@ class Need(Flag):
     UPDATES = auto()
     GRADIENTS = auto()
     LOSSES = auto()
-    ANY_GRADIENT = GRADIENT_MEAN | GRADIENT_SIGN_SUM | GRADIENTS
+    OWN_LOSS = auto()
+    ANY_LOSS = LOSSES | OWN_LOSS
+    GRADIENT_SUMS = GRADIENT_MEAN | GRADIENT_SIGN_SUM
+    ANY_GRADIENT = GRADIENT_SUMS | GRADIENTS
     # What can be had where nobody sees a single update.
-    SUMS = MEAN | SUM | ABS_SUM | SIGN_SUM | WEIGHTED_SIGN_SUM | NORMALIZED_MEAN | GRADIENT_MEAN | GRADIENT_SIGN_SUM
+    SUMS = MEAN | SUM | ABS_SUM | SIGN_SUM | WEIGHTED_SIGN_SUM | NORMALIZED_MEAN | GRADIENT_SUMS | OWN_LOSS
 
 
 _NOTHING = torch.empty(0)

@@ -147,7 +147,7 @@ def _needs_gradients(callback: Any) -> str:
     if isinstance(callback, Aggregator):
         if callback.all_needs & Need.ANY_GRADIENT:
             return "asks for the clients' gradients"
-        if Need.LOSSES in callback.all_needs:
+        if callback.all_needs & Need.ANY_LOSS:
             return "asks for the clients' losses at the global model, by passes that must not train"
         return _BY_DISTANCE if Need.NORMALIZED_MEAN in callback.all_needs else ""
     own = getattr(type(callback), "start_gradients", None)

@@ -61,7 +61,7 @@ class ComputedStartGradients:
         self.wants_losses, self.losses_alone = self.aggregator.reads_start_losses, False
         self.own_losses: FullGradient | None = None
         self.given: tuple[tuple[Client, ...], Tensor, Tensor, Tensor] | None = None
-        if Need.LOSSES in self.aggregator.all_needs and not self.wants_losses:
+        if self.aggregator.all_needs & Need.ANY_LOSS and not self.wants_losses:
             held_out = _held_out(state, hooks) if self.aggregator.losses_over == "held_out" else None
             self.own_losses = FullGradient(state, options, held_out=held_out)
         self._here: tuple[Client, ...] = ()
@@ -252,7 +252,7 @@ class ClientGradients:
                 f"model too, got {self.at}: change the class given as `--aggregator`."
             )
         # A gradient that is not finite would spoil a sum; a method that gets every gradient checks them itself.
-        self._sums = bool(asked & (Need.GRADIENT_MEAN | Need.GRADIENT_SIGN_SUM))
+        self._sums = bool(asked & Need.GRADIENT_SUMS)
         self._taken = torch.empty_like(self.state.weights) if self.at == "end" else None
 
     def complete(self, update: Update, start: Tensor) -> bool:

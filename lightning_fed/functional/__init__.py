@@ -23,7 +23,7 @@ __all__ = [
     "geometric_median", "gradient_and_mask", "gradient_spread", "gram_matrix", "krum_scores", "krum_select",
     "least_norm", "linear_scaling_shift", "log_priors", "magnitude_agreement", "magnitude_agreement_mask",
     "mgda_weights", "not_true_divergence", "of_length", "optimizer_distance", "pcgrad_weights", "project_onto_simplex",
-    "qfedavg_weights", "restricted_factors", "sand_mask", "sgd_distance", "sign_agreement_mask", "squared_distances",
+    "restricted_factors", "sand_mask", "sgd_distance", "sign_agreement_mask", "squared_distances",
     "summarize_clients", "supported_deviations", "term_weights", "ties_mean", "trimmed_mean", "value_order",
     "vote_threshold", "weighted_gradients", "without_conflicts",
 ]  # fmt: skip

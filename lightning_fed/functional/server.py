@@ -18,7 +18,7 @@ from lightning_fed.functional.geometry import wide_dtype
 
 __all__ = [
     "adjusted_weights", "corrective_weights", "fedadagrad_step", "fedadam_step", "fedavgm_step", "feddyn_step",
-    "fedexp_factor", "fedlws_shrinking", "fedyogi_step", "products_with_sum", "project_onto_simplex", "qfedavg_weights",
+    "fedexp_factor", "fedlws_shrinking", "fedyogi_step", "products_with_sum", "project_onto_simplex",
     "term_weights", "weighted_gradients",
 ]  # fmt: skip
 
@@ -26,8 +26,6 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 # Gaps that differ by no more than this share of the largest are equal.
 _EQUAL = 1e-12
-# Smaller losses count as this one, because powers can be below 0.
-_LEAST = 1e-10
 
 
 def fedexp_factor(mean: Tensor, mean_square: Tensor, epsilon: float) -> Tensor:
@@ -100,17 +98,6 @@ def feddyn_step(
     """
     correction = correction - mean * (alpha * num_clients / num_registered)
     return mean - correction / alpha, correction
-
-
-def qfedavg_weights(losses: Array, squares: Array, shares: Array, q: float, lipschitz: float) -> Array:
-    """Computes c_i of the step Σ c_i δ_i of ``QFedAvg`` from f_i, ‖δ_i‖² and p_i; q = 0 gives p_i for any losses.
-
-    Powers are of f_i / max f, which does not change the quotient and never overflows; smaller losses count as 1e-10.
-    """
-    kept = np.maximum(losses, _LEAST)
-    powers = shares * (kept / kept.max()) ** q
-    weights: Array = powers / (powers * (q * lipschitz * squares / kept + 1)).sum()
-    return weights
 
 
 def term_weights(losses: Array, shares: Array, t: float) -> Array:

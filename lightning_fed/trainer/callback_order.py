@@ -124,9 +124,10 @@ def _expect_one_of_each(algorithms: list[ClientAlgorithm]) -> None:
 
 def _expect_served_needs(callbacks: list[Callback], aggregator: Aggregator) -> None:
     """Refuses a callback that reads gradients or losses of the reduced update which nobody computes."""
+    served = aggregator.all_needs | (Need.ANY_LOSS if aggregator.all_needs & Need.ANY_LOSS else Need.NOTHING)
     for callback in callbacks:
         needs = callback.needs if isinstance(callback, FederatedCallback) else Need.NOTHING
-        if missing := needs & (Need.ANY_GRADIENT | Need.LOSSES) & ~aggregator.all_needs:
+        if missing := needs & (Need.ANY_GRADIENT | Need.ANY_LOSS) & ~served:
             name, rule = type(callback).__name__, type(aggregator).__name__
             raise FederatedError(
                 f"Expected `needs` of {name} to hold no gradients and no losses but those that {rule} asks for too, "

@@ -1,5 +1,6 @@
 """Rules that weigh clients by their losses at the global model, on clients whose training can be written down."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from lightning_fed import FederatedTrainer
 from lightning_fed.aggregators import AFL, TERM, Aggregator, FedAvg, QFedAvg
 from lightning_fed.client_algorithms import SCAFFOLD
+from lightning_fed.core.reduction import RoundReducer
+from lightning_fed.core.updates import Client, ReducedUpdate, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.sampling import ClientSampler
 from tests.aggregators.quadratic import LR, STRENGTHS, TARGETS, Quadratic, train_by_hand, weights_after
@@ -114,10 +117,74 @@ def test_afl_on_three_quadratic_clients(tmp_path: Path) -> None:
     assert mixture.max() > 0.4
 
 
-@pytest.mark.parametrize("make", [lambda: QFedAvg(0.0), lambda: TERM(0.0), lambda: AFL(0.0)])
-def test_at_0_each_is_uniform_fedavg(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "exact"),
+    [
+        (lambda: QFedAvg(0.0), {"rtol": 0, "atol": 0}),
+        (lambda: TERM(0.0, weighting="uniform"), {"rtol": 0, "atol": 0}),
+        (lambda: AFL(0.0), EXACT),
+    ],
+)
+def test_at_0_each_is_uniform_fedavg(make: Any, exact: Any, tmp_path: Path) -> None:
     plain = weights_after(tmp_path / "plain", FedAvg(weighting="uniform"), ROUNDS, STEPS)
-    np.testing.assert_allclose(weights_after(tmp_path / "rule", make(), ROUNDS, STEPS), plain, **EXACT)
+    np.testing.assert_allclose(weights_after(tmp_path / "rule", make(), ROUNDS, STEPS), plain, **exact)
+
+
+LOSSES = np.array([0.5, 2.0, 0.25, 1.0, 0.9])
+DELTAS = np.random.default_rng(0).normal(size=(5, 3))
+COUNTS = np.array([1, 2, 4, 1, 3])
+
+
+def sums_of(rule: Any, losses: np.ndarray) -> tuple[np.ndarray, ReducedUpdate]:
+    """Returns the step of one round and what reached the server, of which single losses are no part."""
+    reducer = RoundReducer(torch.zeros(3, dtype=torch.float64), rule.all_needs)
+    reducer.reset(5)
+    for id, (loss, delta) in enumerate(zip(losses, DELTAS, strict=True)):
+        client = Client(id, int(COUNTS[id]), 1)
+        update = Update(client, torch.tensor(delta), 1, weight=rule.client_weight(client), loss=torch.tensor(loss))
+        rule.on_client_end(None, None, update)
+        assert update.numbers_beside == 0, "it goes in place of the update"
+        reducer.add(update, average_buffers=False)
+    reduced = reducer.reduce(1)
+    return rule.server_step(reduced).numpy(), reduced
+
+
+def logs_of(rule: Any, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """log of p_i e^{a_i}, up to a constant, and b_i."""
+    if isinstance(rule, TERM):
+        return np.log(COUNTS) + rule.t * losses, np.ones(5)
+    kept = np.maximum(losses, 1e-10)
+    return rule.q * np.log(kept), 1 + rule.q * 4.0 * (DELTAS**2).sum(axis=1) / kept
+
+
+@pytest.mark.parametrize(
+    ("rule", "unit", "sums"),
+    [
+        (TERM(0.7), 1.0, 1), (TERM(-15.0), 1.0, 1), (TERM(40.0), 1.0, 2), (TERM(-40.0), 1.0, 2), (TERM(1e5), 1.0, 5),
+        (TERM(-1e5), 1.0, 5), (TERM(2.0), 1e80, 5), (TERM(-1e-3), 1.0, 1), (QFedAvg(1.5, 4.0), 1.0, 1),
+        (QFedAvg(20.0, 4.0), 1e80, 2), (QFedAvg(60.0, 4.0), 1.0, 3), (QFedAvg(20.0, 4.0), 1e-80, 1),
+        (QFedAvg(0.5, 4.0), 0.0, 1),
+    ],
+)  # fmt: skip
+def test_no_exponent_overflows_and_few_need_more_than_one_sum(rule: Any, unit: float, sums: int) -> None:
+    """Against weights made of all losses together, as a server that sees them would."""
+    logs, shares = logs_of(rule, LOSSES * unit)
+    powers = np.exp(logs - logs.max())
+    weights = powers / (powers * shares).sum()
+    step, reduced = sums_of(rule, LOSSES * unit)
+    np.testing.assert_allclose(step, weights @ DELTAS, **EXACT)
+    np.testing.assert_allclose(rule.client_figures()["step_weight"], weights, **EXACT)
+    assert len(reduced.sums) == 2 * sums
+    assert not reduced.updates.numel()
+
+
+def test_signs_of_the_exponent_share_a_sum_and_steps_do_not_need_single_losses() -> None:
+    step, reduced = sums_of(TERM(1.0), LOSSES - 0.7)
+    assert len(reduced.sums) == 2
+    rule = TERM(1.0)
+    found = rule.server_step(replace(reduced, losses=torch.empty(0)))
+    assert np.array_equal(found.numpy(), step)
+    assert not len(rule.step_weights)
 
 
 def train(folder: Path, rounds: int, *client: Any, **options: Any) -> tuple[FederatedTrainer, AFL]:

@@ -1,5 +1,6 @@
 """Running sums over a cohort: what they are, and that they cost the same for ten clients and for a thousand."""
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,18 @@ def test_what_is_sent_besides_is_added_up_by_name() -> None:
 def test_a_long_sum_besides_loses_nothing() -> None:
     found = sums_of([{"a": (torch.full((2,), 0.1), 1.0)}] * 30_000)
     np.testing.assert_allclose(found["a"].numpy(), 30_000 * np.float32(0.1), rtol=1e-6)
+
+
+def test_a_name_that_is_sent_no_more_keeps_no_memory() -> None:
+    reducer, kept = RoundReducer(torch.zeros(2), Need.NOTHING), []
+    for name in ("a", "b", "b", "b"):
+        reducer.reset(1)
+        one = update(0, torch.zeros(2))
+        one.send(name, torch.ones(2))
+        reducer.add(one, average_buffers=False)
+        kept.append(weakref.ref(reducer.reduce(1).sums[name]))
+    assert kept[0]() is None
+    assert kept[1]() is kept[3]() is not None, "one that is sent again is used again"
 
 
 def test_a_name_is_of_one_kind() -> None:

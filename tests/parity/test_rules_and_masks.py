@@ -199,7 +199,7 @@ def train(aggregator: Aggregator, w: np.ndarray, rounds: list[Round]) -> tuple[l
             delta.copy_(torch.tensor(each.deltas[client.id]))
             gradient.copy_(torch.tensor(each.gradients[client.id]))
             update = Update(client, delta, 1, {}, aggregator.client_weight(client), float(each.distances[client.id]))
-            losses = by_hand.losses_of(each) if Need.LOSSES in aggregator.all_needs else each.losses
+            losses = by_hand.losses_of(each) if Need.ANY_LOSS & aggregator.all_needs else each.losses
             update.gradient, update.loss = gradient, torch.tensor(losses[client.id])
             aggregator.on_client_end(trainer, module, update)
             reducer.add(update, average_buffers=False)

@@ -73,7 +73,7 @@ class Node:
         data.prepare_data()
         data.setup("fit")
         source, rule, classes = data.train_source(), self.trainer.aggregator, data.class_counts()
-        reads = Need.LOSSES in rule.all_needs and rule.losses_over == "held_out"
+        reads = rule.all_needs & Need.ANY_LOSS and rule.losses_over == "held_out"
         held_out = data.held_out_source("val").sizes if reads else source.sizes * 0
         facts = {
             "clients": data.clients,
