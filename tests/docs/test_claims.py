@@ -346,6 +346,23 @@ def test_what_the_mask_gains_over_its_controls_in_a_single_round_is_that_of_the_
             assert is_rounded(printed_ones, [repr(number) for number in numbers], 100), (drawn, which, control)
 
 
+def test_what_600_rounds_leave_between_masks_is_that_of_the_runs() -> None:
+    page = " ".join((RESULTS / "mask/when.md").read_text().split())
+    said = {
+        ("AND-mask", "GMA"): "AND-mask less GMA at the end: +8.5 | {} ({} to {})",
+        ("Median", "AND-mask"): "the median within 1.5 points of the AND-mask | {} ({} to {})",
+        ("GMA", "FedAvg at GMA's progress"): "GMA less FedAvg's step of the same progress is {} points ({} to {})",
+    }
+    row = {"folder": "mask/dose", "metric": "test/acc/wrong", "statistic": "rounds 581-600", "sign": "+", "gate": ""}
+    row |= {"published": "none published", "claim": "(our question)"}
+    cell = "client rate=0.05;other blocks=dark;shared by=2"
+    for (ours, baseline), sentence in said.items():
+        numbers, *_ = recomputed({**row, "ours": f"{cell};rule={ours}", "baseline": f"rule={baseline}"})
+        match = re.search(re.escape(sentence).replace(r"\{\}", f"({NUMBER})"), page)
+        assert match, sentence
+        assert is_rounded(match.groups(), [repr(number) for number in numbers], 100), sentence
+
+
 def test_bytes_of_codecs_and_until_70_percent_are_those_of_the_curves() -> None:
     part = (RESULTS / "compression.md").read_text().partition("## The table")[2].partition("\n## ")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:2] == "| "]
