@@ -30,7 +30,10 @@ def test_soft_masks_delay_and_binary_masks_stop() -> None:
     assert len(lines) == 6
     for k, round_, *words in lines:
         shared, at = int(k), int(round_)
-        means = {rule: {r: fmean(seeds) for r, seeds in curve.items()} for rule, curve in reliance(SIGNATURES, shared).items()}
+        means = {
+            rule: {r: fmean(seeds) for r, seeds in curve.items()}
+            for rule, curve in reliance(SIGNATURES, shared).items()
+        }
         bound = np.interp(at * shared / CLIENTS, [*means["FedAvg"]], [*means["FedAvg"].values()])
         lead = wrong(shared, "AND-mask", at) - wrong(shared, "GMA", at)
         exact = [means["FedAvg"][at], means["GMA"][at], bound, means["AND-mask"][at], lead]
