@@ -29,7 +29,6 @@ OLDER = {
     "Table 2, FashionMNIST, 2 classes, 200 rounds: FedAdam is ahead of FedAvg °": OLD,
     "Table 1 (there FEMNIST, here FashionMNIST), α = 0.2, rounds 171 to 200: the correction gains °": OLD,
     "Table 1, EMNIST, one class per client, 600 communication rounds: FedGA gains over FedAvg °": OLD,
-    "Section 1, label skew, perceptron: the mask's direction is better than the mean's at the same progress": "not run",
     "Tables 2, 3 and 6 on CIFAR, FEMNIST and other numbers of clients; Table 7; Figure 2": "not run",
     "α of 0.1 and 0.3, rounds 901 to 1,000": "not run",
     "Table 1, CIFAR-10 and EMNIST at full size; Figures 2 and 5 to 7; Figure 8 on CIFAR-100": "not run",
