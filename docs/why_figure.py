@@ -1,4 +1,4 @@
-"""Draws what the mask of GMA does to accuracy, what FedAvg's step of the same length does, and the rest.
+"""Draws what the mask of GMA does to accuracy, what FedAvg's step of the same progress does, and the rest.
 
     python docs/why_figure.py
 
@@ -22,11 +22,11 @@ from pictures import save
 __all__ = ["main", "parts"]
 
 DOCS = Path(__file__).resolve().parent
-FAVG, GMA, SHORT = "FedAvg", "GMA", "FedAvg at GMA's length"
+FAVG, GMA, SHORT = "FedAvg", "GMA", "FedAvg at GMA's progress"
 PARTS = {
     "both: GMA − FedAvg": (GMA, FAVG),
-    "its length alone": (SHORT, FAVG),
-    "GMA − FedAvg at its length": (GMA, SHORT),
+    "its shorter way": (SHORT, FAVG),
+    "its direction": (GMA, SHORT),
 }
 COLLAPSED = "0.5"  # the rate
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")

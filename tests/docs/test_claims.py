@@ -29,7 +29,6 @@ OLDER = {
     "Table 2, FashionMNIST, 2 classes, 200 rounds: FedAdam is ahead of FedAvg °": OLD,
     "Table 1 (there FEMNIST, here FashionMNIST), α = 0.2, rounds 171 to 200: the correction gains °": OLD,
     "Table 1, EMNIST, one class per client, 600 communication rounds: FedGA gains over FedAvg °": OLD,
-    "Section 1, label skew, perceptron: the mask's direction is better than the mean's at the same progress": "not run",
     "Tables 2, 3 and 6 on CIFAR, FEMNIST and other numbers of clients; Table 7; Figure 2": "not run",
     "α of 0.1 and 0.3, rounds 901 to 1,000": "not run",
     "Table 1, CIFAR-10 and EMNIST at full size; Figures 2 and 5 to 7; Figure 8 on CIFAR-100": "not run",
@@ -344,6 +343,23 @@ def test_what_the_mask_gains_over_its_controls_in_a_single_round_is_that_of_the_
             numbers, *_ = recomputed({**row, "published": "none published", "claim": "(our question)"})
             (printed_ones,) = PRINTED["difference", "t_low", "t_high"].findall(cell)
             assert is_rounded(printed_ones, [repr(number) for number in numbers], 100), (drawn, which, control)
+
+
+def test_what_600_rounds_leave_between_masks_is_that_of_the_runs() -> None:
+    page = " ".join((RESULTS / "mask/when.md").read_text().split())
+    said = {
+        ("AND-mask", "GMA"): "AND-mask less GMA at the end: +8.5 | {} ({} to {})",
+        ("Median", "AND-mask"): "the median within 1.5 points of the AND-mask | {} ({} to {})",
+        ("GMA", "FedAvg at GMA's progress"): "GMA less FedAvg's step of the same progress is {} points ({} to {})",
+    }
+    row = {"folder": "mask/dose", "metric": "test/acc/wrong", "statistic": "rounds 581-600", "sign": "+", "gate": ""}
+    row |= {"published": "none published", "claim": "(our question)"}
+    cell = "client rate=0.05;other blocks=dark;shared by=2"
+    for (ours, baseline), sentence in said.items():
+        numbers, *_ = recomputed({**row, "ours": f"{cell};rule={ours}", "baseline": f"rule={baseline}"})
+        match = re.search(re.escape(sentence).replace(r"\{\}", f"({NUMBER})"), page)
+        assert match, sentence
+        assert is_rounded(match.groups(), [repr(number) for number in numbers], 100), sentence
 
 
 def test_bytes_of_codecs_and_until_70_percent_are_those_of_the_curves() -> None:

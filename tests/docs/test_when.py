@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from docs.dose_figure import CLIENTS, RESULTS, reliance
+from docs.dose_figure import CLIENTS, DOSE, SIGNATURES, reliance
 from docs.votes_figure import boundary, mixture
 
-PAGE = RESULTS.parent / "when.md"
+PAGE = SIGNATURES.parent / "when.md"
 
 
 def wrong(shared: int, rule: str, at: int) -> float:
     """Mean accuracy with a wrong signature, other blocks dark, in percent."""
-    with gzip.open(RESULTS / "curves.csv.gz", "rt") as file:
+    with gzip.open(SIGNATURES / "curves.csv.gz", "rt") as file:
         rows = list(csv.DictReader(file))
     cell = {"other blocks": "dark", "shared by": str(shared), "rule": rule, "round": str(at)}
     return fmean(100 * float(row["test/acc/wrong"]) for row in rows if cell.items() <= row.items())
@@ -30,7 +30,10 @@ def test_soft_masks_delay_and_binary_masks_stop() -> None:
     assert len(lines) == 6
     for k, round_, *words in lines:
         shared, at = int(k), int(round_)
-        means = {rule: {r: fmean(seeds) for r, seeds in curve.items()} for rule, curve in reliance(shared).items()}
+        means = {
+            rule: {r: fmean(seeds) for r, seeds in curve.items()}
+            for rule, curve in reliance(SIGNATURES, shared).items()
+        }
         bound = np.interp(at * shared / CLIENTS, [*means["FedAvg"]], [*means["FedAvg"].values()])
         lead = wrong(shared, "AND-mask", at) - wrong(shared, "GMA", at)
         exact = [means["FedAvg"][at], means["GMA"][at], bound, means["AND-mask"][at], lead]
@@ -55,3 +58,18 @@ def test_what_noise_leaves_is_that_of_theory() -> None:
         f"falls from {few[0]:.2f} to {many[0]:.2f}, and the most that it can gain in the step's signal-to-noise rises"
     )
     assert f"{said} from {few[1]:.2f} to {many[1]:.2f}." in " ".join(text.split())
+
+
+def test_reliance_over_600_rounds_is_bounded_as_predicted() -> None:
+    means = {rule: {r: fmean(seeds) for r, seeds in curve.items()} for rule, curve in reliance(DOSE, 2).items()}
+    later = {at: value for at, value in means["GMA"].items() if at > 0}
+    slowed = {at: np.interp(at * 2 / CLIENTS, [*means["FedAvg"]], [*means["FedAvg"].values()]) for at in later}
+    assert all(later[at] < slowed[at] for at in later)
+    text = PAGE.read_text()
+    assert f"{means['GMA'][200]:.1f}, {means['GMA'][600]:.1f}; {slowed[600]:.1f} at most allowed at 600" in text
+    assert f"{max(means['AND-mask'].values()):.1f} at most, mean of the seeds" in text
+    last = {rule: fmean(curve[at] for at in (590, 600)) for rule, curve in means.items()}
+    for rule, value in last.items():
+        cells = re.search(rf"^\| {re.escape(rule)} \|(?: [\d.]+ ± [\d.]+ \|){{3}} ([\d.]+) \|", text, re.M)
+        assert cells is not None
+        assert float(cells[1]) == pytest.approx(value, abs=0.0501), rule
