@@ -13,6 +13,9 @@ from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.runs.statistics import Goal, goal_of
 
+__all__ = ["FederatedCheckpoint"]
+
+
 # The metrics tried, in this order, when no monitor is given; both spellings are common.
 _USUAL = ("val/acc", "val_acc", "val/loss", "val_loss")
 

@@ -8,6 +8,8 @@ from torch import nn
 from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.core.vector import names_like
 
+__all__ = ["FrozenParameters"]
+
 
 class FrozenParameters(FederatedCallback):
     """Freezes parameters for the whole of ``fit``: no client trains them, and they are neither sent nor averaged.

@@ -19,6 +19,9 @@ from lightning_fed.core.hooks import FederatedCallback, is_stock
 from lightning_fed.core.updates import ReducedUpdate
 from lightning_fed.errors import FederatedError
 
+__all__ = ["StockCallbacks", "unfrozen"]
+
+
 _ACCELERATORS: dict[str, Any] = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "mps": MPSAccelerator}
 
 

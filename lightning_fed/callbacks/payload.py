@@ -15,6 +15,8 @@ from lightning_fed.core.user_code import is_own
 from lightning_fed.errors import FederatedError, expect, expect_count, expect_number
 from lightning_fed.functional.geometry import wide_dtype
 
+__all__ = ["ClipUpdates", "Payload", "QSGD", "RandomK", "TopK", "clip_to", "expect_noise_holds", "payloads_of"]
+
 
 class Payload(FederatedCallback):
     """A change to an update on its way to the server. You give payloads as callbacks; they run in the order listed.

@@ -16,6 +16,8 @@ from lightning_fed.errors import expect, expect_number
 from lightning_fed.functional.privacy import gaussian_epsilon, gaussian_noise
 from lightning_fed.sampling import PoissonSampler
 
+__all__ = ["Accounted", "CentralDP", "LocalDP"]
+
 
 class Accounted(FederatedCallback):
     """Bounds something by C, and counts what noise of standard deviation z C costs.

@@ -13,6 +13,9 @@ from lightning_fed.core import is_news
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
 
+__all__ = ["FederatedProgressBar", "model_summary"]
+
+
 _TICK_S = 0.1
 _LINE_S = 10.0  # a log file gets no line sooner than this after the last, but for the first round and the last
 _EVALUATED = ("test/acc", "val/acc", "test/loss", "val/loss")

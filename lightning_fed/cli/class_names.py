@@ -17,6 +17,19 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_fed.cli import COMMANDS, OF_TRAINER
 from lightning_fed.cli.exits import debugging, exit_with
 
+__all__ = [
+    "class_arguments",
+    "classes_for",
+    "command_options",
+    "did_you_mean",
+    "find_class",
+    "listing",
+    "load_shared",
+    "shared_path",
+    "unknown_command",
+]
+
+
 _MOST_NAMES = 12
 
 _GROUPS = tuple(

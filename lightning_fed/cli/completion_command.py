@@ -7,6 +7,9 @@ from lightning_fed.cli.class_names import command_options
 from lightning_fed.cli.federated_cli import FederatedCLI, parser_of
 from lightning_fed.errors import FederatedError
 
+__all__ = ["main", "make_parser", "options_of_commands"]
+
+
 _EVERYWHERE = ("debug", "safe_imports", "help")
 _FILES = ("config", "study", "ckpt_path")
 

@@ -10,6 +10,9 @@ from textwrap import shorten
 from lightning_fed.core.files import write_atomically
 from lightning_fed.errors import FederatedError, expect
 
+__all__ = ["find_config", "main", "make_parser", "shipped_configs", "with_found_configs"]
+
+
 _OPTIONS = ("--config", "-c")
 
 

@@ -18,6 +18,9 @@ from torch import Tensor
 from lightning_fed.cli.class_names import class_arguments
 from lightning_fed.errors import FederatedError
 
+__all__ = ["LINKED", "LinkedArgument", "fill_from_data", "leave_to_the_data", "linked_arguments", "mark_as_linked"]
+
+
 LINKED = frozenset(
     {"num_classes", "class_names", "input_shape", "in_channels", "image_size", "in_features", "mean", "std"}
 )

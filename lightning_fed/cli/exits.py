@@ -12,6 +12,8 @@ from typing import NoReturn
 from lightning_fed.core import one_line
 from lightning_fed.errors import FederatedError
 
+__all__ = ["debugging", "exit_with", "mistakes_in_one_sentence", "open_streams", "output_is_written"]
+
 
 def debugging() -> bool:
     """Whether to show tracebacks of mistakes: LIGHTNING_FED_DEBUG is 1, which ``--debug`` sets."""

@@ -23,6 +23,9 @@ from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.masks import Mask
 from lightning_fed.trainer.callback_order import WORKING
 
+__all__ = ["HelpAction", "command_help"]
+
+
 # Patterns of the options of a task; an option is in the first that has it.
 _TASKS = {
     "": "help config print_config",

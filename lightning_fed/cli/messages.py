@@ -20,6 +20,9 @@ from lightning_fed.cli.class_names import (
 from lightning_fed.cli.configs_command import shipped_configs
 from lightning_fed.trainer.options import FOREIGN
 
+__all__ = ["explain"]
+
+
 _GIVES_DATA = ("--data", "--config", "-c")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>[\w.]+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"

@@ -12,6 +12,8 @@ from lightning_fed.cli.yaml_loader import ConfigLoader
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer.options import ALIASES, FOREIGN, own_arguments, same_twice
 
+__all__ = ["Renames"]
+
 
 class Renames:
     """Maps every accepted name of a trainer option to the name in the trainer's signature.

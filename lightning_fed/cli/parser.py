@@ -30,6 +30,9 @@ from lightning_fed.runs.folder import FLAT_NAMES
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.options import GROUPS
 
+__all__ = ["FederatedArgumentParser"]
+
+
 set_config_read_mode()  # only files: Lightning would also download a configuration from any URL
 
 

@@ -11,6 +11,9 @@ from torch import optim
 from lightning_fed import aggregators, callbacks, client_algorithms, data, masks, models, sampling
 from lightning_fed.cli.exits import exit_with
 
+__all__ = ["allow_only"]
+
+
 # Packages whose public classes every configuration may name.
 _OURS: tuple[Any, ...] = (aggregators, callbacks, client_algorithms, data, masks, models, sampling)
 

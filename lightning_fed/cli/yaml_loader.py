@@ -12,6 +12,9 @@ from yaml.error import MarkedYAMLError
 from lightning_fed.core.files import read_regular
 from lightning_fed.errors import FederatedError
 
+__all__ = ["ConfigLoader", "PlainLoader", "is_endless", "read_yaml"]
+
+
 _LEVELS, _ALIASED, _LETTERS = 100, 100_000, 100
 _TEXT, _IN_BASE_60 = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 

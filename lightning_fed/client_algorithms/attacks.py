@@ -17,6 +17,8 @@ from lightning_fed.core.updates import Client, Cohort, Update
 from lightning_fed.errors import FederatedError, expect_number
 from lightning_fed.functional.robust import supported_deviations
 
+__all__ = ["ALIE", "Attack", "GaussianNoise", "IPM", "LabelFlip", "SignFlip"]
+
 
 class Attack(ClientAlgorithm):
     """Says which clients attack; the column ``update/attackers`` counts those of a round.

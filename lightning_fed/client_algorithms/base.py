@@ -10,6 +10,8 @@ from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Client
 from lightning_fed.errors import FederatedError, expect
 
+__all__ = ["ClientAlgorithm"]
+
 
 class ClientAlgorithm(FederatedCallback):
     """Does nothing: plain local training with the module's own optimizer.

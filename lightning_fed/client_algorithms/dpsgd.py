@@ -23,6 +23,8 @@ from lightning_fed.data.batch_sources import BatchSource, WrappedSource
 from lightning_fed.errors import expect, expect_count
 from lightning_fed.functional.privacy import samples_epsilon, samples_noise
 
+__all__ = ["DPSGD"]
+
 
 class PoissonBatches(WrappedSource):
     """Draws each sample into each batch by itself, at most M of them, and fills up with samples that do not count.

@@ -11,6 +11,8 @@ from lightning_fed.core.updates import Client, Update
 from lightning_fed.errors import FederatedError
 from lightning_fed.functional.clients import difference
 
+__all__ = ["FedDyn"]
+
 
 class FedDyn(ClientAlgorithm):
     """Changes a client's objective to f_i(θ) - ⟨h_i, θ⟩ + (α/2) ‖θ - w‖²; then h_i <- h_i - α δ_i.

@@ -13,6 +13,8 @@ from lightning_fed.core.updates import ByRound, Client, ReducedUpdate, StartGrad
 from lightning_fed.errors import FederatedError, expect_choice, expect_number
 from lightning_fed.functional.clients import difference, linear_scaling_shift
 
+__all__ = ["FedGA", "GradAlign", "LinearScaling"]
+
 
 class FedGA(ClientAlgorithm):
     """Displaces each client's start by -β v_i, v_i = g̅ - g_i, then trains as usual.

@@ -9,6 +9,8 @@ from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.errors import expect_number
 from lightning_fed.functional.clients import difference
 
+__all__ = ["FedProx"]
+
 
 class FedProx(ClientAlgorithm):
     """Adds μ (w_i - w) to every local gradient: the client minimises f_i(w_i) + (μ/2) ‖w_i - w‖².

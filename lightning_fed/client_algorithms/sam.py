@@ -12,6 +12,8 @@ from lightning_fed.core.updates import Client, Need, Update
 from lightning_fed.errors import expect, expect_number
 from lightning_fed.functional.clients import of_length
 
+__all__ = ["DeltaSGD", "FedSAM"]
+
 
 class FedSAM(ClientAlgorithm):
     """Takes every local gradient uphill of the weights: g = ∇f(w_i + ρ ∇f(w_i) / ‖∇f(w_i)‖), both on one batch.

@@ -13,6 +13,8 @@ from lightning_fed.core.updates import Client, ReducedUpdate, StartGradient, Upd
 from lightning_fed.errors import expect_choice
 from lightning_fed.functional.clients import control_variate, difference, optimizer_distance
 
+__all__ = ["SCAFFOLD", "StatelessSCAFFOLD"]
+
 
 class _Corrected(ClientAlgorithm):
     """Adds one vector, the same in every step of a client, to its local gradients."""

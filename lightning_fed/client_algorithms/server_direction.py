@@ -13,6 +13,8 @@ from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradi
 from lightning_fed.errors import expect_choice, expect_number
 from lightning_fed.functional.clients import difference, of_length, optimizer_distance
 
+__all__ = ["FedCM", "FedGaLA", "FedLESAM", "MimeLite", "MomentumAlgorithm"]
+
 
 class MomentumAlgorithm(ClientAlgorithm, ABC):
     """The base of algorithms whose local steps follow a vector m of all clients, fixed during a round.

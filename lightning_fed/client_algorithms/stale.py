@@ -13,6 +13,8 @@ from lightning_fed.core.updates import Client, Cohort, Need, Update
 from lightning_fed.errors import expect, expect_choice, expect_number
 from lightning_fed.sampling import Arrivals
 
+__all__ = ["Stale"]
+
 
 class Stale(ClientAlgorithm):
     """Lets a client start from the model of τ steps of the server ago, and scales its update by (1 + τ)^(-a).

@@ -19,6 +19,9 @@ from lightning_fed.core.devices import copy_into, single_at_least
 from lightning_fed.core.files import WriteError, write_atomically, writing
 from lightning_fed.errors import FederatedError
 
+__all__ = ["ClientStates", "FOLDER"]
+
+
 FOLDER = "client_states"
 
 # KEY/CLIENT-VERSION-CHECKSUM.npy; KEY/CLIENT is the name of a record. A checkpoint lists its files by name, and the

@@ -11,6 +11,28 @@ from torch import Tensor, nn
 
 from lightning_fed.errors import FederatedError
 
+__all__ = [
+    "copy_each",
+    "copy_into",
+    "cudnn_layer",
+    "data_to",
+    "device_streams",
+    "free_memory",
+    "full_precision",
+    "is_device_fault",
+    "on_each",
+    "out_of_memory",
+    "same_each",
+    "same_values",
+    "seed_devices",
+    "set_device_streams",
+    "single_at_least",
+    "to_device",
+    "why_not_mixed",
+    "wide_dtype",
+]
+
+
 # For these dtypes torch runs an operation on a list of tensors as one kernel; CUDA refuses some of the others.
 _LISTED = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.uint8,

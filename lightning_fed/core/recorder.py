@@ -19,6 +19,8 @@ from lightning_fed.core.logged_values import LoggedValue, LogOptions, expect_fre
 from lightning_fed.core.user_code import lightning_class
 from lightning_fed.errors import FederatedError
 
+__all__ = ["LoggedMetrics", "MetricRecorder", "outside_graphs", "recording"]
+
 
 @dataclass
 class LoggedMetrics:

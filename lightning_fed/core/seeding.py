@@ -18,6 +18,24 @@ import torch
 from lightning_fed.core.devices import device_streams, seed_devices, set_device_streams
 from lightning_fed.errors import FederatedError
 
+__all__ = [
+    "GENERATORS",
+    "MAX_SEED",
+    "Purpose",
+    "generator_for",
+    "global_streams",
+    "isolated_streams",
+    "kept_streams",
+    "numpy_generator_for",
+    "run_seed",
+    "seed_everywhere",
+    "seed_for",
+    "seed_generators",
+    "seed_host",
+    "seeds_for",
+]
+
+
 MAX_SEED = 2**63 - 1
 GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)
 

@@ -23,6 +23,19 @@ from lightning_fed.core.user_code import BatchTransfer
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_number
 
+__all__ = [
+    "CompileMode",
+    "EngineName",
+    "FullGradients",
+    "LocalOptions",
+    "NoState",
+    "NoStateError",
+    "Tolerance",
+    "TrainState",
+    "names_kept",
+]
+
+
 # What clients keep their personal parameters under in their states.
 PERSONAL = "personal"
 

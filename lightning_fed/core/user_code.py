@@ -21,6 +21,23 @@ from torch import Tensor, nn
 from lightning_fed.core.seeding import GENERATORS
 from lightning_fed.errors import FederatedError
 
+__all__ = [
+    "BatchTransfer",
+    "Held",
+    "accepts",
+    "batch_transfer",
+    "describe",
+    "is_ours",
+    "is_own",
+    "lightning_class",
+    "loss_of",
+    "overrides",
+    "own_places",
+    "own_uses",
+    "requires",
+]
+
+
 # The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
 PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

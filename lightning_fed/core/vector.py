@@ -17,6 +17,8 @@ from torch.utils.dlpack import from_dlpack
 
 from lightning_fed.errors import FederatedError, expect
 
+__all__ = ["ParameterVector", "names_like"]
+
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """Strides for a view in a flat vector: the tensor's own if it is dense (channels_last too), else contiguous."""

@@ -12,6 +12,8 @@ from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.source_module import GivenLoaders, is_datamodule
 from lightning_fed.errors import FederatedError
 
+__all__ = ["adopt"]
+
 
 class AdoptedData(FederatedDataModule):
     """Data given without clients: they are split over the default number of clients, and the user is told so."""

@@ -14,6 +14,8 @@ from lightning_fed.core.seeding import Purpose, seed_for
 from lightning_fed.data.batch_sources import BatchSource, WrappedSource, map_inputs
 from lightning_fed.errors import FederatedError, expect_count
 
+__all__ = ["Augmentation", "AugmentedSource", "AugmentingCollate", "CropFlip", "SampleAugmentation"]
+
 
 class Augmentation(ABC):
     """Base of random changes of training inputs, a whole batch at a time.

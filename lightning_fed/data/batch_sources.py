@@ -19,6 +19,20 @@ from lightning_fed.data.inspection import AnyDataset, Conversion, Tensors, lengt
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
+__all__ = [
+    "BatchSource",
+    "EvalBatches",
+    "EvalLoader",
+    "EvalLoaders",
+    "JoinedBatches",
+    "LoaderSource",
+    "SetBatches",
+    "TensorSource",
+    "WrappedSource",
+    "map_inputs",
+    "num_samples",
+]
+
 
 @runtime_checkable
 class BatchSource(Protocol):

@@ -44,6 +44,9 @@ from lightning_fed.data.skews import DataFacts, FeatureSkew, SkewedBatches, Skew
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
+__all__ = ["ClientData", "Part"]
+
+
 Part: TypeAlias = Literal["val", "test", "unseen"]
 SEEN_SCHEMES, NEW_SCHEME = "seen_schemes", "new_scheme"
 

@@ -12,6 +12,9 @@ from lightning_fed.core.seeding import MAX_SEED, isolated_streams, seed_generato
 from lightning_fed.core.user_code import Held
 from lightning_fed.errors import FederatedError
 
+__all__ = ["CheckedCollate", "Collate", "Loading", "Requests", "SeededReads", "close_workers"]
+
+
 Collate: TypeAlias = Callable[[list[Any]], Any]
 
 

@@ -14,6 +14,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from lightning_fed.data.inspection import find_class_lists, find_conversion, find_targets, find_tensors, name_kind
 from lightning_fed.errors import FederatedError, expect_count
 
+__all__ = ["ClientDatasets", "Columns", "DEFAULT_CLIENTS", "are_columns", "are_datasets", "as_dataset"]
+
+
 DEFAULT_CLIENTS = 10
 _MOST_COUNTED = 1_000_000  # samples of a stream without a length; beyond that it may have no end
 

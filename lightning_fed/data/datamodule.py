@@ -28,6 +28,9 @@ from lightning_fed.data.source_module import SourceModule, expect_source
 from lightning_fed.data.split import Split, label_statistics
 from lightning_fed.errors import FederatedError, expect, expect_count
 
+__all__ = ["FederatedDataModule"]
+
+
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 

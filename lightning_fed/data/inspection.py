@@ -20,6 +20,25 @@ else:
     # With the type Dataset[Any] an option would refuse the arguments of a user's data set given by class path.
     AnyDataset = Dataset
 
+__all__ = [
+    "Conversion",
+    "TARGET_NAMES",
+    "Tensors",
+    "as_targets",
+    "expect_one_meaning",
+    "find_class_lists",
+    "find_conversion",
+    "find_targets",
+    "find_tensors",
+    "find_users",
+    "first_input",
+    "first_part",
+    "length",
+    "map_tensors",
+    "name_kind",
+]
+
+
 Tensors: TypeAlias = tuple[Tensor, ...] | dict[str, Tensor]
 Conversion: TypeAlias = Callable[[Tensor], Tensor]
 

@@ -26,6 +26,9 @@ from lightning_fed.data.inspection import (
 )
 from lightning_fed.errors import FederatedError
 
+__all__ = ["Datasets", "LoadedData"]
+
+
 _MOST_CLASSES = 10_000  # of few samples
 
 

@@ -26,6 +26,9 @@ from lightning_fed.data.containers import ClientDatasets, are_datasets
 from lightning_fed.data.inspection import AnyDataset, expect_one_meaning, length, name_kind
 from lightning_fed.errors import FederatedError
 
+__all__ = ["GivenLoaders", "SourceModule", "expect_source", "is_datamodule", "read_loader"]
+
+
 EvalStage: TypeAlias = Literal["val", "test", "predict"]
 _STAGES = {"val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
 _PLAIN = (SequentialSampler, RandomSampler)

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from torch.distributed import PrefixStore, Store, Work  # type: ignore[attr-defined]  # torch does not declare them
 
+__all__ = ["ENDED", "Failure", "Pulse"]
+
+
 ENDED = "has ended without a message (killed, or out of memory?)"
 
 _PERIOD_S, _GRACE_S = 1.0, 8.0

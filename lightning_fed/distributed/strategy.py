@@ -28,6 +28,9 @@ from torch.nn import Module
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.distributed.pulse import ENDED, Pulse
 
+__all__ = ["ClientsStrategy", "NAME", "processes_of"]
+
+
 NAME = "clients"
 
 _T = TypeVar("_T")

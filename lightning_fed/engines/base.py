@@ -25,6 +25,8 @@ from lightning_fed.engines.watch import ModuleWatch
 from lightning_fed.errors import FederatedError, add_note
 from lightning_fed.functional.clients import optimizer_distance
 
+__all__ = ["ClientTrainer", "Engine", "FinishedClient", "TrainingParts"]
+
 
 class TrainingParts:
     """What the two halves of an engine work with.

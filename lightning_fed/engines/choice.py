@@ -40,6 +40,9 @@ from lightning_fed.engines.vectorized.preflight import StepProbe
 from lightning_fed.engines.vectorized.refusals import FEWEST_LANES, CannotStack, attempt, cause_of, refusal, tell
 from lightning_fed.engines.watch import ModuleWatch
 
+__all__ = ["AutomaticTrainer", "make_engine"]
+
+
 # A larger chunk is no faster and only takes memory: the fixed cost of a step is already small for each client.
 LARGEST_CHUNK = 128
 # Measured limits (docs/engines.md): with a larger model or batch, a step is so long that sharing it gains nothing.

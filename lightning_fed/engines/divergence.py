@@ -12,6 +12,8 @@ from lightning_fed.core.updates import Client
 from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import Diverged, FederatedError
 
+__all__ = ["DivergenceWatch"]
+
 
 class DivergenceWatch:
     """Finds clients that diverged, and ends the run if more of a cohort have than ``max_diverged`` allows.

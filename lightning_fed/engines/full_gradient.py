@@ -20,6 +20,9 @@ from lightning_fed.engines.client_batches import explained_batches, read_batches
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.errors import FederatedError
 
+__all__ = ["FullGradient"]
+
+
 _CHANGE = "change `--trainer.full_gradients.batch_size`, or set `--trainer.full_gradients.mode eval`"
 
 

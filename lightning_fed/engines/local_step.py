@@ -18,6 +18,9 @@ from lightning_fed.engines.second_pass import BatchGradient
 from lightning_fed.engines.vectorized.step import SampleGradients
 from lightning_fed.errors import FederatedError, expect
 
+__all__ = ["LocalStep"]
+
+
 _SKIPPED = "`training_step` returned None: such batches are skipped and do not count as local steps."
 
 

@@ -22,6 +22,9 @@ from lightning_fed.engines.trial import without_trace
 from lightning_fed.engines.vectorized import VectorizedTrainer
 from lightning_fed.engines.vectorized.refusals import attempt, tell
 
+__all__ = ["all_parameters", "plain_training"]
+
+
 _Train: TypeAlias = Callable[[Sequence[int]], Iterator[int]]
 
 

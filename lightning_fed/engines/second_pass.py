@@ -16,6 +16,8 @@ from lightning_fed.engines.base import TrainingParts
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.errors import FederatedError, expect
 
+__all__ = ["BatchGradient", "StackedBatchGradient"]
+
 
 class SecondGradient(ABC):
     """``trainer.gradient_at``: the gradient of the step's batch at other live weights, by the function of the first.

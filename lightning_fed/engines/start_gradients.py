@@ -21,6 +21,9 @@ from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.errors import FederatedError
 
+__all__ = ["ClientGradients", "ComputedStartGradients", "asks_for_full_gradients"]
+
+
 _LEVELS: tuple[StartGradient, ...] = ("none", "client", "cohort")
 
 

@@ -8,6 +8,18 @@ from typing import NoReturn
 from lightning_fed.core import files
 from lightning_fed.errors import FederatedError
 
+__all__ = [
+    "CommandParser",
+    "aligned",
+    "are",
+    "column_head",
+    "csv_text",
+    "expect_known",
+    "no_apostrophe",
+    "no_formula",
+    "no_mathematics",
+]
+
 
 class CommandParser(argparse.ArgumentParser):
     """An argument parser that reports a mistake in one sentence, as the other commands do."""

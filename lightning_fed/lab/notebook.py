@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+__all__ = ["html", "load_client_model", "load_runs"]
+
+
 # Facts about a split that are left out of the small table.
 _NO_PLACE = ("data", "label entropy", "label divergence", "memory", "hash")
 

@@ -6,6 +6,8 @@ from lightning_fed.errors import expect, expect_count, expect_number
 from lightning_fed.functional.privacy import gaussian_epsilon, gaussian_noise
 from lightning_fed.lab.common import CommandParser
 
+__all__ = ["main", "make_parser"]
+
 
 def main(argv: list[str]) -> int:
     """Prints the noise and ε of a run, and the words that train it; returns 0."""

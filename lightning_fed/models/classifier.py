@@ -15,6 +15,8 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.models.backbones import Backbone
 from lightning_fed.models.losses import cross_entropy
 
+__all__ = ["Classifier", "ImageClassifier", "class_scores"]
+
 
 class Classifier(LightningModule):
     """Trains a network with cross-entropy and measures loss and accuracy: of images, or of the next character.

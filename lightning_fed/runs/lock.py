@@ -13,6 +13,9 @@ from filelock import lock_descriptor
 from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError
 
+__all__ = ["RunLock", "remove_leftovers"]
+
+
 _FILE = ".lock"
 # Temporary files of a process that writes: files before they are renamed, and client state that no checkpoint needs.
 _LEFTOVERS = (".*.tmp", "checkpoints/.*.tmp", "client_states/*/.*.tmp", "client_states-*")

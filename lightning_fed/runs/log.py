@@ -17,6 +17,8 @@ from lightning_fed.runs.folder import RunFolder, read_rows
 from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger, show_picture
 from lightning_fed.runs.statistics import Goal
 
+__all__ = ["RunLog", "keep_picture"]
+
 
 class RunLog:
     """The loggers of one run.

@@ -22,6 +22,9 @@ from lightning_fed.core.files import WriteError, append_whole, csv_text, write_a
 from lightning_fed.runs.folder import GOALS, RunFolder, read_rows, sealed
 from lightning_fed.runs.statistics import LAST, Goal, known_goal, number_in, run_statistic
 
+__all__ = ["RoundCSVLogger", "RoundWandbLogger", "logged_in", "show_picture"]
+
+
 # Columns of evaluations: their best value and their last ones go into the summary of a run.
 _EVALUATED = ("val/", "test/", "per_client/")
 

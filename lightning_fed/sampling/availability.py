@@ -11,6 +11,8 @@ from lightning_fed.core.files import open_regular
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.errors import FederatedError, expect_count, expect_number, expect_one_each, is_number
 
+__all__ = ["Availability", "BernoulliAvailability", "PeriodicAvailability", "TraceAvailability"]
+
 
 class Availability(ABC):
     """Says which clients can be drawn; subclass it and name your class under ``trainer.participation.availability``."""

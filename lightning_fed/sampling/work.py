@@ -12,6 +12,8 @@ import numpy.typing as npt
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.errors import FederatedError, expect_choice, expect_number, expect_one_each, is_count, is_number
 
+__all__ = ["ClientWork", "Stragglers", "UnequalWork", "Waited"]
+
 
 class ClientWork(ABC):
     """Gives each client its own amount of work; subclass it and name your class under ``trainer.participation.work``.

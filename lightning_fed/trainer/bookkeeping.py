@@ -36,6 +36,8 @@ from lightning_fed.trainer.evaluation import say_whose
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import TrainerOptions
 
+__all__ = ["Bookkeeping", "StopRequest", "going_on", "graceful_stop", "round_costs"]
+
 
 @contextmanager
 def going_on(trainer: LightningNames) -> Iterator[None]:

@@ -18,6 +18,9 @@ from lightning_fed.core.updates import Need
 from lightning_fed.core.user_code import lightning_class
 from lightning_fed.errors import FederatedError, expect
 
+__all__ = ["BARS", "INSTEAD", "WORKING", "add_module_callbacks", "expect_covered", "order_callbacks"]
+
+
 # Lightning's own callbacks that work unchanged, some of them called once a round: `callbacks.lightning_callbacks`.
 WORKING = (
     "EarlyStopping", "Timer", "LambdaCallback", "ModelSummary", "RichModelSummary", "ModelCheckpoint",

@@ -24,6 +24,9 @@ from lightning_fed.runs.folder import LAST_GOOD, RunFolder
 from lightning_fed.runs.loggers import RoundCSVLogger
 from lightning_fed.trainer.lightning_names import LightningNames
 
+__all__ = ["load_weights", "restore_data", "restore_state", "save_checkpoints", "save_last_good", "save_model"]
+
+
 # Parts of a checkpoint of which a value that cannot be stored is left out alone.
 _ONE_BY_ONE = ("callbacks", "hyper_parameters", "datamodule_hyper_parameters")
 

@@ -32,6 +32,9 @@ from lightning_fed.trainer.evaluation import eval_mode, in_stage, run_batches, s
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import expect_module
 
+__all__ = ["evaluate_clients", "plain_updates"]
+
+
 _Values: TypeAlias = dict[int, dict[str, float]]
 
 _KINDS = ("Binary", "Multiclass", "Multilabel")

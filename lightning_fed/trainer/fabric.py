@@ -26,6 +26,17 @@ from lightning_fed.distributed.strategy import NAME, ClientsStrategy
 from lightning_fed.errors import FederatedError, expect_variables
 from lightning_fed.trainer.options import TrainerOptions
 
+__all__ = [
+    "announce_device",
+    "launch",
+    "lay_out",
+    "make_fabric",
+    "move_to_device",
+    "set_determinism",
+    "show_optimizers",
+]
+
+
 # Most processes for each core, and most machines: a larger number is a typing error that would use up memory.
 _MOST_PROCESSES, _MOST_NODES = 64, 2**16
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")

@@ -8,6 +8,8 @@ from typing import Any
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.errors import FederatedError
 
+__all__ = ["AbsentNameError", "Refused", "RefusedBut", "derived", "fixed", "forwarded", "option"]
+
 
 class AbsentNameError(FederatedError, AttributeError):
     """Raised if an attribute of Lightning's trainer has no meaning here; ``hasattr`` returns False."""

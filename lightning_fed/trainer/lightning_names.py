@@ -41,6 +41,8 @@ from lightning_fed.sampling import Availability, ClientSampler, ClientWork, Stra
 from lightning_fed.trainer.forwarding import Refused, RefusedBut, derived, fixed, forwarded, option
 from lightning_fed.trainer.options import TrainerOptions, batch_limit, known_length
 
+__all__ = ["LightningNames"]
+
 
 def _in_stage(stage: RunningStage) -> Callable[[Any], bool]:
     return lambda trainer: bool(trainer.state.stage == stage)

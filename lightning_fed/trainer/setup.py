@@ -42,6 +42,8 @@ from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.loop import RoundLoop
 from lightning_fed.trainer.options import expect_datamodule, expect_module
 
+__all__ = ["attached", "evaluating", "prepare", "train"]
+
 
 @contextmanager
 def attached(

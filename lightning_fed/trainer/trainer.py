@@ -39,6 +39,8 @@ from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import expect_module, make_options, training_data
 from lightning_fed.trainer.setup import attached, evaluating, train
 
+__all__ = ["FederatedTrainer"]
+
 
 class FederatedTrainer(LightningNames, ShownInNotebooks):
     """Trains a LightningModule over simulated clients, round by round.

@@ -19,6 +19,9 @@ from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.clients import summarize_clients
 from lightning_fed.runs.statistics import Goal, known_goal
 
+__all__ = ["ClientEvaluation"]
+
+
 _Model: TypeAlias = Literal["global", "trained", "tuned", "own"]
 _Values: TypeAlias = dict[int, dict[str, float]]
 

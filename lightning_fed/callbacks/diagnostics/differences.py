@@ -12,6 +12,9 @@ from lightning_fed.core.updates import Client, Cohort, ReducedUpdate, StartGradi
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 from lightning_fed.functional.geometry import gradient_spread
 
+__all__ = ["DistributionGap", "GradientDissimilarity"]
+
+
 _OWN = ("clients", "test")
 
 

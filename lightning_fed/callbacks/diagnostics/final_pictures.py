@@ -28,6 +28,17 @@ from lightning_fed.runs.log import keep_picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = [
+    "FinalPictures",
+    "Predictions",
+    "Shown",
+    "agreement_figure",
+    "confusion_figure",
+    "distribution_figure",
+    "predictions_figure",
+]
+
+
 _MAX_NAMES = 20
 _COLUMNS = 10
 _RIGHT, _WRONG = "tab:green", "tab:red"

@@ -18,6 +18,9 @@ from lightning_fed.errors import expect_count, expect_number
 from lightning_fed.functional.geometry import direction_cosines
 from lightning_fed.functional.masks import agreement, coin_flip_votes, sign_agreement_mask, vote_threshold
 
+__all__ = ["RoundTable", "UpdateAgreement", "UpdateGeometry"]
+
+
 _BINS = 20
 
 

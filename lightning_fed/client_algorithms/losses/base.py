@@ -13,6 +13,8 @@ from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client
 from lightning_fed.errors import FederatedError
 
+__all__ = ["Features", "LossAlgorithm", "LossCall", "ModelPass", "feature_layer", "last_linear"]
+
 
 class Features(dict[str | None, Tensor]):
     """The inputs of layers by their names; a layer that a call does not reach is refused when it is asked for."""

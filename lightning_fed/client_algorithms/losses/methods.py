@@ -20,6 +20,8 @@ from lightning_fed.functional.clients import (
     restricted_factors,
 )
 
+__all__ = ["FedIIR", "FedLC", "FedNTD", "FedRS", "LogitAdjustment", "MOON"]
+
 
 class _ByCounts(LossAlgorithm, ABC):
     """Changes the scores of each class by how many samples of it the client has."""

@@ -23,6 +23,8 @@ from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.core.train_state import LocalOptions, TrainState
 from lightning_fed.errors import FederatedError
 
+__all__ = ["ClientLosses"]
+
 
 class ClientLosses:
     """Lets loss algorithms change the scores of a training step and add to its loss, in the order of their names.

@@ -15,6 +15,8 @@ from lightning_fed.core.optimizer.flat import ELEMENTWISE, FlatOptimizer
 from lightning_fed.core.updates import Client, Cohort, Update
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number
 
+__all__ = ["APFL", "Ditto", "LocalOnly", "PFedMe", "PerFedAvg"]
+
 
 class _OwnModel(ClientAlgorithm):
     """Keeps a vector of each client, shape (d,), from round to round; at first it is the model that the client gets."""

@@ -13,6 +13,8 @@ from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.errors import FederatedError, expect_count
 
+__all__ = ["FedBN", "FedPer", "FedRep", "LGFedAvg", "PersonalParameters", "personal_parameters"]
+
 
 class PersonalParameters(ClientAlgorithm):
     """Leaves parameters with their client: w_i = (u_i, v_i), of which the server knows and averages u alone.

@@ -13,6 +13,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from lightning_fed.core.optimizer.flat import ELEMENTWISE, SHARED_STATE, FlatOptimizer
 from lightning_fed.core.vector import ParameterVector
 
+__all__ = ["FlatStep"]
+
 
 class FlatStep:
     """Steps the flat vector instead of the module's optimizer; on a CPU the weights are the same to the bit.

@@ -15,6 +15,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lightning_fed.core.seeding import isolated_streams
 from lightning_fed.errors import FederatedError
 
+__all__ = ["FreshOptimizers", "expect_own_parameters", "of_torch", "parse_configured"]
+
+
 _SCHEDULER_KEYS = frozenset(LRSchedulerConfig.__dataclass_fields__)
 
 

@@ -16,6 +16,8 @@ from lightning_fed.core.optimizer.fresh import FreshOptimizers, expect_own_param
 from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError
 
+__all__ = ["LocalOptimizer"]
+
 
 class LocalOptimizer:
     """The optimizer, or optimizers, that start each client's round with their initial state and hyper-parameters.

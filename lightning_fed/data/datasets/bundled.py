@@ -19,6 +19,8 @@ from lightning_fed.data.readers.files import Normalisation, Storage, data_folder
 from lightning_fed.data.readers.leaf import UserSamples, known_and_unseen
 from lightning_fed.errors import FederatedError, expect_choice, expect_count
 
+__all__ = ["BundledDataModule", "ImageDataModule", "UserDataModule"]
+
 
 class BundledDataModule(FederatedDataModule, ABC):
     """Base of data modules that bring their own data sets: a subclass writes ``load_datasets``.

@@ -12,6 +12,9 @@ from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners import Partitioner, Shards
 from lightning_fed.errors import expect_number
 
+__all__ = ["Digits"]
+
+
 # Fixed, like the test file of MNIST: all runs must have the same test images.
 _TEST_SPLIT_SEED = 0
 

@@ -17,6 +17,9 @@ from lightning_fed.data.readers.leaf import UserSamples, known_and_unseen, read_
 from lightning_fed.data.readers.plays import LETTERS, WINDOW, Role, TextWindows, read_plays, read_roles
 from lightning_fed.errors import FederatedError, expect, expect_count, expect_number
 
+__all__ = ["FEMNIST", "Shakespeare"]
+
+
 _CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 

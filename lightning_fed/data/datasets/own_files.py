@@ -17,6 +17,9 @@ from lightning_fed.data.readers.files import Normalisation, Storage, data_folder
 from lightning_fed.data.readers.leaf import UserSamples
 from lightning_fed.errors import FederatedError, expect, expect_choice, expect_count
 
+__all__ = ["Arrays", "ImageFolders"]
+
+
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
 

@@ -8,6 +8,8 @@ import numpy.typing as npt
 from lightning_fed.data.partitioners.base import Owners, Partitioner, Values, by_class, class_codes
 from lightning_fed.errors import FederatedError, expect, expect_count
 
+__all__ = ["ExactClasses", "Shards"]
+
 
 class Shards(Partitioner):
     """The label split of McMahan 2017 ("Communication-Efficient Learning of Deep Networks from Decentralized Data").

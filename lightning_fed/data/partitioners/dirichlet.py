@@ -12,6 +12,9 @@ import numpy.typing as npt
 from lightning_fed.data.partitioners.base import Owners, Partitioner, TooSmall, Values, by_class, class_codes, deal
 from lightning_fed.errors import expect_number
 
+__all__ = ["DirichletBalanced", "DirichletByClass", "DirichletByClient", "draw_classes"]
+
+
 _Ints = npt.NDArray[np.int64]
 _Shares = npt.NDArray[np.float64]
 

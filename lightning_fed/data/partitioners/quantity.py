@@ -7,6 +7,8 @@ import numpy as np
 from lightning_fed.data.partitioners.base import Owners, Partitioner, Values, deal
 from lightning_fed.errors import FederatedError, expect_number
 
+__all__ = ["ByUser", "IID", "PowerLaw", "QuantityDirichlet"]
+
 
 class IID(Partitioner):
     """A uniformly random split into clients whose sizes differ by at most one sample."""

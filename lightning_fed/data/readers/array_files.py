@@ -13,6 +13,9 @@ from lightning_fed.core.files import open_regular
 from lightning_fed.data.readers.files import found_none
 from lightning_fed.errors import FederatedError
 
+__all__ = ["ArrayFile", "Layout", "SUFFIXES", "as_inputs", "as_labels", "as_numbers"]
+
+
 Layout: TypeAlias = Literal["auto", "NHW", "NHWC", "as_is"]
 
 _CHANNELS = (1, 3, 4)

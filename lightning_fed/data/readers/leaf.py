@@ -18,6 +18,18 @@ from lightning_fed.core.files import open_regular
 from lightning_fed.data.readers.files import found_none
 from lightning_fed.errors import FederatedError, expect
 
+__all__ = [
+    "LeafUser",
+    "UNREADABLE",
+    "UserSamples",
+    "known_and_unseen",
+    "leaf_files",
+    "leaf_users",
+    "read_leaf",
+    "read_text",
+]
+
+
 # What a file that is no text, is damaged or does not fit into memory ends in.
 UNREADABLE = (OSError, EOFError, ValueError, RecursionError, MemoryError, zlib.error)
 _KEYS = ("users", "num_samples", "user_data")

@@ -15,6 +15,20 @@ from torch.utils.data import TensorDataset
 from lightning_fed.data.readers.leaf import UNREADABLE, LeafUser, leaf_users, read_text
 from lightning_fed.errors import FederatedError
 
+__all__ = [
+    "LETTERS",
+    "Role",
+    "TextWindows",
+    "UNKNOWN",
+    "WINDOW",
+    "WindowGather",
+    "decode",
+    "encode",
+    "read_plays",
+    "read_roles",
+]
+
+
 # The 80 letters of LEAF (S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018), in its order.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 UNKNOWN = len(LETTERS)

@@ -20,6 +20,8 @@ from lightning_fed.data.inspection import TARGET_NAMES
 from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
+__all__ = ["DataFacts", "FeatureSkew", "Shown", "SkewedBatches", "SkewedRows", "SkewedSource"]
+
 
 @dataclass(frozen=True)
 class DataFacts:

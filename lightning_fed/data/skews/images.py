@@ -11,6 +11,17 @@ from torch.nn.functional import grid_sample
 from lightning_fed.data.skews.base import DataFacts, FeatureSkew, Shown
 from lightning_fed.errors import FederatedError, expect_count, expect_number
 
+__all__ = [
+    "BinaryColors",
+    "ClassColors",
+    "ClientColors",
+    "ClientRotation",
+    "ColorSkew",
+    "color_maps",
+    "colored",
+    "hues_to_rgb",
+]
+
 
 class ColorSkew(FeatureSkew):
     """Base of skews that colour labelled grey images of shape (1, H, W); they become (3, H, W)."""

@@ -21,6 +21,8 @@ from lightning_fed.data import AugmentedSource, TensorSource
 from lightning_fed.data.skews import SkewedSource
 from lightning_fed.engines.client_batches import Phases, local_steps, read_batches, samples_in_epoch, send_order
 
+__all__ = ["BatchGroup", "LaneBatches", "gathers"]
+
 
 @dataclass(frozen=True)
 class BatchGroup:

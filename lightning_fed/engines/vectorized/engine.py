@@ -23,6 +23,8 @@ from lightning_fed.engines.vectorized.lanes import Lanes, keep_freed_memory
 from lightning_fed.engines.vectorized.refusals import CannotStack, is_of_many, refusal
 from lightning_fed.engines.vectorized.step import LaneLog, SampleGradients, StackedStep
 
+__all__ = ["TrainedChunk", "VectorizedTrainer"]
+
 
 class TrainedChunk(NamedTuple):
     """Clients that have trained at once: their lanes, what they logged, and the rates of each step if asked for."""

@@ -14,6 +14,8 @@ from lightning_fed.engines.vectorized.batches import LaneBatches
 from lightning_fed.engines.vectorized.refusals import attempt, tell
 from lightning_fed.engines.vectorized.step import StackedStep
 
+__all__ = ["StackedFullGradient"]
+
 
 class StackedFullGradient(FullGradient):
     """Computes what ``FullGradient`` computes, of a chunk of clients at once.

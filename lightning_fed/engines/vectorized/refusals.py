@@ -12,6 +12,20 @@ from torch import nn
 from lightning_fed.core.devices import is_device_fault, out_of_memory
 from lightning_fed.errors import FederatedError
 
+__all__ = [
+    "CannotStack",
+    "FEWEST_LANES",
+    "MANY_CLIENTS",
+    "attempt",
+    "cause_of",
+    "first_sentence",
+    "is_of_many",
+    "of_one_client",
+    "refusal",
+    "tell",
+]
+
+
 _T = TypeVar("_T")
 tell = logging.getLogger("lightning.pytorch").info  # in every process: each falls back by itself
 FEWEST_LANES = 8  # if fewer clients share a call of the step, nothing is gained (docs/engines.md)

@@ -27,6 +27,8 @@ from lightning_fed.engines.trial import agree, random_states
 from lightning_fed.engines.vectorized.refusals import MANY_CLIENTS, CannotStack, first_sentence, of_one_client
 from lightning_fed.errors import FederatedError
 
+__all__ = ["LaneLog", "SampleGradients", "StackedStep"]
+
 
 class StackedStep:
     """Computes ∇ of the loss of n clients on a batch of each, at n weight vectors.

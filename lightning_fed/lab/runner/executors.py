@@ -36,6 +36,9 @@ from lightning_fed.runs.lock import RunLock
 if TYPE_CHECKING:
     import submitit
 
+__all__ = ["Outcome", "Pool", "TASK_LOGS", "Task", "make_executor", "seconds_left", "train_in_tasks"]
+
+
 _LOOK_S = 1.0
 _EARLY = "ended early, as other trials are better"
 _WORKER = "lightning_fed.lab.runner.worker"

@@ -20,6 +20,9 @@ from lightning_fed.lab.studies.cells import combinations, in_profile
 from lightning_fed.lab.studies.published import read_published
 from lightning_fed.lab.studies.study import PARTS, Name, Study, expect_sound, name_of, reported_axes
 
+__all__ = ["help_on_keys", "load_study"]
+
+
 _SHORT = {"option", "values"}
 _WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 

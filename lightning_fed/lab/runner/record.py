@@ -22,6 +22,9 @@ from lightning_fed.lab.report.runs import MeasuredRun, read_metrics
 from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run, read_rows, sealed, unsealed
 
+__all__ = ["Guard", "LOG", "RECORD", "done_run", "hash_of", "measured_run", "rounds_trained", "write_record"]
+
+
 Guard = Callable[[], None]
 """Restricts the imports of a process, see ``--safe_imports``."""
 

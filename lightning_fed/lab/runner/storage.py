@@ -13,6 +13,9 @@ from filelock import lock_descriptor
 from lightning_fed.core.files import append_whole, open_regular, writing
 from lightning_fed.errors import FederatedError, expect, import_extra
 
+__all__ = ["expect_below", "optuna_storage"]
+
+
 _LARGEST = 1 << 30
 _HOSTS_BY_DEFAULT = ("postgresql", "mysql", "mariadb")  # without a host, their address names a server on this machine
 

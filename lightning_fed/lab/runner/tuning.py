@@ -27,6 +27,19 @@ from lightning_fed.runs.statistics import Goal, goal_of, mean_of, run_statistic
 if TYPE_CHECKING:
     import optuna
 
+__all__ = [
+    "Attempt",
+    "Group",
+    "expect_sound_stages",
+    "groups_of",
+    "key_of",
+    "tune",
+    "tuned_together",
+    "value_of",
+    "with_choices",
+]
+
+
 _JOURNAL, _LOCK = "tuning.log", "tuning.lock"
 
 

@@ -30,6 +30,9 @@ from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.lock import RunLock
 from lightning_fed.trainer import FederatedTrainer
 
+__all__ = ["Pruning", "mistake_in", "train_cell"]
+
+
 _FIRST = 0.2
 _BETWEEN_RUNS = 10**6
 

@@ -25,6 +25,21 @@ from lightning_fed.lab.studies.study import (
     tuned_per,
 )
 
+__all__ = [
+    "Cell",
+    "Watch",
+    "at_edge",
+    "cells_of",
+    "chosen_by",
+    "combinations",
+    "edges_of",
+    "folder_of",
+    "in_profile",
+    "make_cell",
+    "parameters_of",
+]
+
+
 _LONGEST = 120
 
 _MOST_NAMES, _MOST_CLAUSES = 3, 4  # what more there is of choices and values is counted

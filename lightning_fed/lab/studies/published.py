@@ -13,6 +13,9 @@ from lightning_fed.core.files import read_regular
 from lightning_fed.errors import FederatedError, expect, expect_choice
 from lightning_fed.lab.common import expect_known
 
+__all__ = ["Figure", "PublishedFigures", "published_files", "read_published"]
+
+
 _FOLDER = Path(__file__).parent / "figures"
 _FIXED = ("table", "value", "std")
 

@@ -17,6 +17,9 @@ from lightning_fed.lab.studies.results import TO_TARGET, StudyResults, StudyRun,
 from lightning_fed.lab.studies.study import Report, Study, reported_axes
 from lightning_fed.runs.statistics import first_as_good, goal_of, is_reached, mean_of
 
+__all__ = ["StudyTable", "TableCell", "study_table"]
+
+
 _OF_REPORT = ("seed", "metric", "statistic")
 
 Key = tuple[str, ...]
