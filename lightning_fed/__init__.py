@@ -30,7 +30,7 @@ __all__ = [
     "load_runs",
     "testing",
 ]
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Loaded on first use: commands that need no trainer, such as `lightning-fed report`, start without Lightning.
 _HOME = {

@@ -13,20 +13,21 @@ from lightning_fed.core import is_news
 from lightning_fed.core.hooks import FederatedCallback, TrainerLike
 from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
 
-__all__ = ["FederatedProgressBar", "model_summary"]
+__all__ = ["FederatedProgressBar", "model_summary", "newest_metrics"]
 
 
 _TICK_S = 0.1
 _LINE_S = 10.0  # a log file gets no line sooner than this after the last, but for the first round and the last
+_PARTS = ("test", "val")
 _EVALUATED = ("test/acc", "val/acc", "test/loss", "val/loss")
 
 
 class FederatedProgressBar(FederatedCallback):
     """Shows rounds with the newest metrics and the time left, and the clients of the current round.
 
-    It shows the training loss and metrics logged with ``prog_bar``. If none of these comes from an evaluation, it adds
-    the first that exists of test accuracy, validation accuracy, test loss and validation loss. It also shows how many
-    drawn clients were left out so far, if any were.
+    It shows the training loss, metrics logged with ``prog_bar`` and those that callbacks monitor. If none of these comes
+    from an evaluation, it adds the first that exists of test accuracy, validation accuracy, test loss, validation loss
+    and any other metric of theirs. It also shows how many drawn clients were left out so far, if any were.
 
     In a notebook the bars are widgets; without ipywidgets only the bar for rounds is shown, as text. Without a terminal
     or a notebook, as under ``nohup`` or SLURM, it prints a line with the same facts after the first round and the last,
@@ -80,7 +81,7 @@ class FederatedProgressBar(FederatedCallback):
             self._say(trainer)
 
     def _shown(self, trainer: TrainerLike) -> dict[str, str]:
-        shown = {name: f"{value:.4g}" for name, value in _metrics(trainer).items()}
+        shown = {name: f"{value:.4g}" for name, value in newest_metrics(trainer).items()}
         return shown | ({"clients left out": str(self._left_out)} if self._left_out else {})
 
     def _say(self, trainer: TrainerLike) -> None:
@@ -116,12 +117,15 @@ class FederatedProgressBar(FederatedCallback):
         tqdm.write(kwargs.pop("sep", " ").join(map(str, args)), **kwargs)
 
 
-def _metrics(trainer: Any) -> dict[str, float]:
+def newest_metrics(trainer: Any) -> dict[str, float]:
+    """Returns what tells how the training goes, as the bar says: losses, what is watched, and one evaluated metric."""
     known, shown = trainer.callback_metrics, dict(trainer.progress_bar_metrics)
+    watched = [callback.monitor for callback in trainer.callbacks if getattr(callback, "monitor", None) in known]
+    shown |= {name: float(known[name]) for name in watched}
     if "train/loss" in known:
         shown = {"train/loss": float(known["train/loss"]), **shown}
-    if not any(name.startswith(("test", "val")) for name in shown):
-        found = next((name for name in _EVALUATED if name in known), None)
+    if not any(name.startswith(_PARTS) for name in shown):
+        found = next((name for name in (*_EVALUATED, *known) if name in known and name.startswith(_PARTS)), None)
         shown |= {} if found is None else {found: float(known[found])}
     return shown
 

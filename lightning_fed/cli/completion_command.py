@@ -4,7 +4,6 @@ from argparse import SUPPRESS, ArgumentParser
 
 from lightning_fed.cli import COMMANDS
 from lightning_fed.cli.class_names import command_options
-from lightning_fed.cli.federated_cli import FederatedCLI, parser_of
 from lightning_fed.errors import FederatedError
 
 __all__ = ["main", "make_parser", "options_of_commands"]
@@ -16,6 +15,8 @@ _FILES = ("config", "study", "ckpt_path")
 
 def options_of_commands() -> dict[str, list[str]]:
     """Returns the names of each command's options."""
+    from lightning_fed.cli.federated_cli import FederatedCLI, parser_of  # not for help or a mistake: it loads torch
+
     parsers = dict(parser_of(FederatedCLI)._subcommands_action._name_parser_map)
     parsers |= {name: command.load().make_parser() for name, command in COMMANDS.items()}
     return {name: [*command_options(own), *_EVERYWHERE] for name, own in parsers.items()}

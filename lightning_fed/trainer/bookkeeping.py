@@ -22,6 +22,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_fed.aggregators import Aggregator
+from lightning_fed.callbacks.progress import newest_metrics
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.files import WriteError, write_atomically
 from lightning_fed.core.updates import Need, ReducedUpdate
@@ -255,7 +256,7 @@ class Bookkeeping:
         done = trainer.finished_round
         if signum is None or done >= trainer.options.max_rounds:
             if self.run is not None:
-                shown = [f"{k} {v:.4g}" for k, v in sorted(trainer.progress_bar_metrics.items())]
+                shown = [f"{k} {v:.4g}" for k, v in sorted(newest_metrics(trainer).items())]
                 early = f"{done} of {trainer.max_rounds} rounds, ended by {trainer.hooks.stopper}, in"
                 said = early if trainer.hooks.stopper and done < trainer.max_rounds else f"{done} rounds in"
                 rank_zero_info(f"{said} {self.run.path}: {', '.join(shown) or 'done'}")

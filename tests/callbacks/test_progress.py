@@ -134,6 +134,35 @@ def test_a_log_file_has_lines_at_a_sensible_pace(
     ]
 
 
+class Regression(Diverges):
+    """Logs metrics under names of its own, none of them for the bar."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"val/mae": 0.25, "val/r2": 0.75})
+
+
+@pytest.mark.parametrize(
+    ("watched", "words"), [(None, "val/mae 0.25"), ("val/r2", "val/r2 0.75")], ids=["nothing watched", "r2 watched"]
+)
+def test_a_log_file_has_the_metrics_of_any_module(
+    watched: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.stderr", stream := io.StringIO())
+    callbacks = [] if watched is None else [EarlyStopping(watched, patience=1)]
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_rounds=5, logger=[], default_root_dir=str(tmp_path), callbacks=callbacks
+    )
+    samples = TensorDataset(torch.randn(40, 4), torch.arange(40) % 2)
+    with caplog.at_level("INFO"):
+        trainer.fit(Regression(), FederatedDataModule(samples, IID(), num_clients=4, val_dataset=samples))
+    said = rf"train/loss \S+, {words}"
+    assert re.match(rf"Round 1 of 5, {said}; ", stream.getvalue())
+    assert any(re.match(rf"(5|2 of 5) rounds.*: {said}$", message) for message in caplog.messages)
+
+
 class Stops(Callback):
     """Ends the run after a round, by itself or as a callback with a monitor."""
 

@@ -16,11 +16,11 @@ from tests.end_to_end.command import QUICKSTART
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("word", ["--help", "-h", "--version", "fti"])
+@pytest.mark.parametrize("word", ["--help", "-h", "--version", "fti", "completion --help", "completion csh"])
 def test_what_needs_no_option_of_a_class_is_answered_without_torch(word: str) -> None:
     code = (
         "import sys\nfrom lightning_fed.cli import main\n"
-        f"try: main([{word!r}])\n"
+        f"try: main({word.split()})\n"
         "finally: print(*({'torch', 'lightning'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -28,6 +28,9 @@ def test_what_needs_no_option_of_a_class_is_answered_without_torch(word: str) ->
     if word == "fti":
         assert done.returncode == 2
         assert done.stderr.endswith("got 'fti'; did you mean `fit`?\n")
+    elif word == "completion csh":
+        assert done.returncode == 2
+        assert "invalid choice: 'csh'" in done.stderr
     else:
         assert done.returncode == 0
         assert done.stdout.startswith(("usage: lightning-fed", f"lightning-fed {lightning_fed.__version__}"))

@@ -100,12 +100,12 @@ def _marked(block: Block, kind: str, at: int, place: int, cell: str) -> str:
 
 
 def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str], name: str = "runs") -> str:
-    r"""Writes each table as an environment ``table``, which needs ``booktabs``, and the sentences as comments.
+    r"""Writes each table as an environment ``table``, which needs ``booktabs`` and ``graphicx``, and the sentences as comments.
 
-    A table's label is ``tab:``, the ``name`` of the study and that of the block, in letters that labels may have.
+    One that is wider than a line is set smaller. A table's label is ``tab:``, the ``name`` of the study and that of the block, in letters that labels may have.
     """
     comments = "".join(f"% {one_line(part)}\n" for part in (*text, *notes))
-    return comments + "% \\usepackage{booktabs}\n\n" + "\n".join(_latex_table(block, name) for block in blocks)
+    return comments + "% \\usepackage{booktabs,graphicx}\n\n" + "\n".join(_latex_table(block, name) for block in blocks)
 
 
 def _latex_table(block: Block, name: str) -> str:
@@ -124,8 +124,8 @@ def _latex_table(block: Block, name: str) -> str:
     caption = " ".join([f"{block.title}.", *filter(None, (block.above, block.note))])
     lines = [
         r"\begin{table}", r"\centering", rf"\caption{{{_latex_text(caption)}}}", rf"\label{{tab:{label}}}",
-        rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *_latex_head(block), r"\midrule", *rows, r"\bottomrule",
-        r"\end{tabular}", r"\end{table}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%", rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule", *_latex_head(block), r"\midrule", *rows, r"\bottomrule", r"\end{tabular}}", r"\end{table}",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

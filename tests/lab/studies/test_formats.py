@@ -97,12 +97,13 @@ def test_latex_has_whole_tables_and_escapes() -> None:
         text
         == r"""% Title
 % N
-% \usepackage{booktabs}
+% \usepackage{booktabs,graphicx}
 
 \begin{table}
 \centering
 \caption{T\_1. *: 5 \%.}
 \label{tab:runs}
+\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%
 \begin{tabular}{lrr}
 \toprule
 a\_b \& c & 50 \% & \#\{x\}\textasciitilde{}\textasciicircum{} \\
@@ -110,7 +111,7 @@ a\_b \& c & 50 \% & \#\{x\}\textasciitilde{}\textasciicircum{} \\
 {[}1] & $-$0.5 $\pm$ 0.1$^{*}$ & non-iid \\
 \$\textbackslash{} & $<$ 0.001 & 1e-05 \\
 \bottomrule
-\end{tabular}
+\end{tabular}}
 \end{table}
 """
     )
