@@ -59,6 +59,7 @@ _COMMANDS = {
     "dashboard": ("lab.dashboard_command", False),
     "attack": ("lab.attack.command", True),
     "privacy": ("lab.privacy_command", False),
+    "flower": ("cli.commands.flower", True),
     "configs": ("cli.configs_command", False),
     "completion": ("cli.commands.completion", True),
 }
