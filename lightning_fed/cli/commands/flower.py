@@ -17,7 +17,7 @@ from lightning_fed.errors import FederatedError, expect
 from lightning_fed.trainer import FederatedTrainer
 from lightning_fed.trainer.fleet import Node
 
-__all__ = ["main", "make_parser"]
+__all__ = ["NodeCLI", "main", "make_parser"]
 
 _DESCRIPTION = (
     "Trains over Flower. `flower new FOLDER` writes an app that `flwr run FOLDER` takes; `flower node FOLDER` trains "
@@ -60,7 +60,7 @@ export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
 """
 
 
-class _FlowerCLI(FederatedCLI):
+class NodeCLI(FederatedCLI):
     """Parses the options of ``fit`` and those of this command, and builds a node's parts, or nothing."""
 
     def __init__(self, words: list[str], builds: bool = False) -> None:
@@ -84,13 +84,13 @@ class _FlowerCLI(FederatedCLI):
 
 def make_parser() -> Any:
     """Makes the parser of this command."""
-    return parser_of(_FlowerCLI)
+    return parser_of(NodeCLI)
 
 
 def main(words: list[str]) -> int:
     """Writes an app, or is the worker of a node until it is ended; returns 0."""
     if set(words) & {"-h", "--help"}:
-        _FlowerCLI(words)
+        NodeCLI(words)
     tasks = {"new": _new, "node": _node}
     expect(
         len(words) > 1 and words[0] in tasks and not words[1].startswith("-"),
@@ -106,7 +106,7 @@ def main(words: list[str]) -> int:
 def _new(folder: Path, words: list[str]) -> None:
     """Writes the app: what Flower starts, and the options in one file."""
     expect(not folder.exists(), f"Expected a new folder, but {folder} exists already: give another.")
-    cli = _FlowerCLI(words)
+    cli = NodeCLI(words)
     config = cli.config.clone()
     for key in ("config", "clients"):
         config.pop(key, None)
@@ -120,7 +120,7 @@ def _new(folder: Path, words: list[str]) -> None:
 def _node(folder: Path, words: list[str]) -> None:
     """Answers the packets that ClientApps bring, one after the other."""
     sys.path.append(str(folder))  # modules of your own beside the app, as on the server
-    cli = _FlowerCLI(["--config", str(folder / "config.yaml"), *words], builds=True)
+    cli = NodeCLI(["--config", str(folder / "config.yaml"), *words], builds=True)
     node = Node(cli.trainer, cli.model, cli.datamodule, _numbers(cli.config["clients"]), folder / "records")
     try:
         with FileLock(folder / "worker.lock", timeout=0), _listening(folder / "worker.sock") as listener:

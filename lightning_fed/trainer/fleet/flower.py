@@ -62,5 +62,5 @@ class FlowerFleet:
             for reply in self._grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id)
                 replies[node] = reply.error.reason if reply.has_error() else reply.content["packet"][""].data
-            time.sleep(0.05)
+            time.sleep(0.2)
         return replies

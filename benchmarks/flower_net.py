@@ -1,4 +1,4 @@
-"""Flower's processes on loopback, `python -m tests.flower.net FOLDER`: whoever starts them also ends them."""
+"""Flower's processes on loopback, `python -m benchmarks.flower_net FOLDER`: whoever starts them also ends them."""
 
 import ctypes
 import os
@@ -20,6 +20,7 @@ CONNECTION = '[superlink]\ndefault = "net"\n[superlink.net]\naddress = "127.0.0.
 
 
 def free_port() -> int:
+    """Returns a port that nobody uses now."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
@@ -43,6 +44,7 @@ def alive(mark: str) -> list[str]:
 
 
 def wait_for(is_so: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+    """Waits until something is so, and returns it; raises after some seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := is_so():
@@ -148,10 +150,9 @@ class Net:
         self.start(name, "lightning-fed", "flower", "node", f"site{node}/{app}", *words)
         return name
 
-    def is_ready(self, worker: str) -> bool:
-        if self.started[worker].poll() is not None:
-            raise RuntimeError(f"{worker} ended: {self.log(worker)}")
-        return "ready for" in self.log(worker)
+    def await_worker(self, worker: str) -> None:
+        wait_for(lambda: self.started[worker].poll() is not None or "ready for" in self.log(worker), worker, 300)
+        assert self.started[worker].poll() is None, self.log(worker)
 
     def submit(self, app: str, options: str = "", **config: object) -> str:
         """Starts a run of an app; returns its id."""
@@ -162,9 +163,9 @@ class Net:
         assert found, said
         return found.group(1)
 
-    def ended(self, run: str) -> bool:
-        """Whether a run has ended; the SuperLink says so long before `flwr` could be asked."""
-        return re.search(rf"Finished task \d+ of run {run}", self.log("link")) is not None
+    def await_run(self, run: str, seconds: float = 600) -> None:
+        """Waits until a run has ended; the SuperLink says so long before `flwr` could be asked."""
+        wait_for(lambda: re.search(rf"Finished task \d+ of run {run}", self.log("link")), "the run", seconds)
 
     def said(self, run: str) -> str:
         """What the ServerApp has printed."""
@@ -197,3 +198,17 @@ def _group(leader: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def main() -> None:
+    """Holds a net with one worker until it is told to end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with Net(Path(sys.argv[1])) as net:
+        net.new("held", "--config", "quickstart")
+        net.await_worker(net.start_worker("held", 0, "--clients", "0:20"))
+        print(net.mark, flush=True)
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()
