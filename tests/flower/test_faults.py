@@ -40,7 +40,7 @@ def failed(run: Path) -> list[float]:
     if not (run / "metrics.csv").exists():
         return []
     with (run / "metrics.csv").open() as file:
-        return [float(row["clients/failed"] or 0) for row in csv.DictReader(file)][1:]
+        return [float(row.get("clients/failed") or 0) for row in csv.DictReader(file)][1:]
 
 
 def test_nodes_that_are_killed_late_back_or_new(tmp_path: Path) -> None:
