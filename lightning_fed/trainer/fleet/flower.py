@@ -53,14 +53,18 @@ class FlowerFleet:
         from flwr.app import Array, ArrayRecord, Message, RecordDict
 
         waiting, replies = dict[str, str](), dict[str, bytes | str]()
-        end = time.monotonic() + min(seconds, self._deadline)
+        seconds = min(seconds, self._deadline)
+        end = time.monotonic() + seconds
         for node, data in packets.items():  # one by one, as Flower holds all that it is given at once
             record = RecordDict({"packet": ArrayRecord({"": Array("uint8", (len(data),), "bytes", data)})})
-            sent = self._grid.push_messages([Message(record, int(node), "train", ttl=end - time.monotonic())])
+            sent = self._grid.push_messages([Message(record, int(node), "train", ttl=seconds)])
             waiting |= {message: node for message in sent if message}
         while waiting and time.monotonic() < end:
             for reply in self._grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id)
-                replies[node] = reply.error.reason if reply.has_error() else reply.content["packet"][""].data
+                try:
+                    replies[node] = reply.error.reason if reply.has_error() else reply.content["packet"][""].data
+                except Exception as error:  # of a node with another app
+                    replies[node] = f"it has sent no packet ({error!r})"
             time.sleep(0.2)
         return replies
