@@ -11,9 +11,10 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_DOCS := $(VENV)/.installed-docs
 INSTALLED_LOWEST := .venv-lowest/.installed
 INSTALLED_ECOSYSTEM := .venv-ecosystem/.installed
+INSTALLED_FLOWER := .venv-flower/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-all test-pairs test-lowest test-ecosystem test-faults lint format docs package bench \
+.PHONY: help install install-dev quickstart test test-all test-pairs test-lowest test-ecosystem test-flower test-faults lint format docs package bench \
 	bench-data bench-scale bench-peers
 
 help: ## list the targets
@@ -50,6 +51,11 @@ $(INSTALLED_ECOSYSTEM): pyproject.toml
 	.venv-ecosystem/bin/python -m pip install -q -e ".[dev,ecosystem]"
 	@touch $@
 
+$(INSTALLED_FLOWER): pyproject.toml
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install -q -e ".[dev,flower]"
+	@touch $@
+
 quickstart: $(INSTALLED) ## compare FedAvg and GMA on handwritten digits over 3 seeds (a minute)
 	@$(BIN)/lightning-fed study configs/studies/quickstart.yaml --jobs 2 --output runs
 	@echo
@@ -76,6 +82,12 @@ test-lowest: $(INSTALLED_LOWEST) ## run the tests with the lowest torch, Lightni
 test-ecosystem: $(INSTALLED_ECOSYSTEM) ## train modules, optimizers and data of other packages (installs them into .venv-ecosystem)
 	.venv-ecosystem/bin/python -m pytest -m "" -k "ecosystem or foundation or lora" tests/ecosystem \
 		tests/docs/test_pages.py tests/end_to_end/test_configs.py
+
+# With Python 3.11 or newer. What is run: make test-flower FLOWER=tests/flower/test_methods.py
+FLOWER ?= tests/flower
+
+test-flower: $(INSTALLED_FLOWER) ## train over the processes of Flower on this machine (installs it into .venv-flower)
+	.venv-flower/bin/python -m pytest $(FLOWER)
 
 # What a campaign is given: make test-faults FAULTS="--only configs --trials 500 --write-docs"
 FAULTS ?=

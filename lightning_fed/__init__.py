@@ -58,6 +58,7 @@ _COMMANDS = {
     "dashboard": ("lab.dashboard_command", False),
     "attack": ("lab.attack.command", True),
     "privacy": ("lab.privacy_command", False),
+    "flower": ("cli.flower_command", True),
     "configs": ("cli.configs_command", False),
     "completion": ("cli.completion_command", True),
 }

@@ -19,12 +19,13 @@ __all__ = ["ABOUT", "main"]
 _SAFE = "LIGHTNING_FED_SAFE_IMPORTS"  # which the other processes of a run read
 _DESCRIPTION = "Federated learning on PyTorch Lightning. Give options in YAML files, variables or on the command line."
 _EPILOG = (
-    "Seven further commands, each with --help: `data` takes the options of fit and shows the split, `study FILE` runs "
+    "Eight further commands, each with --help: `data` takes the options of fit and shows the split, `study FILE` runs "
     "the product of some axes over seeds, `report RUNS` makes tables and plots over finished runs, `dashboard RUNS` "
     "arranges them at Weights & Biases, `attack --ckpt_path RUN` tells training from test samples by a model's "
-    "outputs, `privacy` plans ε, `configs` lists what comes with the package. Add --debug to any command for the "
-    "traceback of a mistake, and --safe_imports NAMES, as in `torch.optim.SGD,my_file.MyModel`, to one with a "
-    "configuration of somebody else's: options name these classes and functions and those of lightning_fed alone."
+    "outputs, `privacy` plans ε, `flower` trains over other machines, `configs` lists what comes with the package. "
+    "Add --debug to any command for the traceback of a mistake, and --safe_imports NAMES, as in "
+    "`torch.optim.SGD,my_file.MyModel`, to one with a configuration of somebody else's: options name these classes and "
+    "functions and those of lightning_fed alone."
 )
 # How jsonargparse makes the parser of the whole program.
 ABOUT: dict[str, Any] = {"prog": "lightning-fed", "description": _DESCRIPTION, "epilog": _EPILOG, "default_env": True}

@@ -135,7 +135,7 @@ def test_a_variable(mistake, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], ["fit, validate, test, predict, data, report, study, dashboard, attack, privacy, configs and completion"]),
+        ([], ["fit, validate, test, predict, data, report, study, dashboard, attack, privacy, flower, configs and"]),
         (["fitt"], ["'fitt'", "did you mean `fit`"]),
         (["reprot"], ["did you mean `report`"]),
         (["--trainer.max_rounds", "3", "fit"], ["the command before its options"]),

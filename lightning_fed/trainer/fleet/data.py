@@ -111,3 +111,6 @@ class NodeData(WrappedData):
 
     def val_dataloader(self) -> list[Any]:
         return []
+
+    def test_dataloader(self) -> list[Any]:
+        return []
