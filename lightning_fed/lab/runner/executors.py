@@ -77,7 +77,7 @@ class Pool:
 
     def mistake(self, cells: Sequence[Cell]) -> str:
         """Returns the first mistake in the options of some runs, empty if there is none."""
-        with ProcessPoolExecutor(1, self._context) as reader:
+        with ProcessPoolExecutor(1, self._context, initializer=_work, initargs=("end_with_parent",)) as reader:
             try:
                 return str(reader.submit(_work, "mistake_in", cells, self._guard).result())
             except BrokenProcessPool:

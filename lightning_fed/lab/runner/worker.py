@@ -30,7 +30,7 @@ from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.lock import RunLock
 from lightning_fed.trainer import FederatedTrainer
 
-__all__ = ["Pruning", "mistake_in", "train_cell"]
+__all__ = ["Pruning", "end_with_parent", "mistake_in", "train_cell"]
 
 
 _FIRST = 0.2
@@ -54,7 +54,7 @@ def train_cell(root: Path, cell: Cell, guard: Guard) -> None:
         if done_run(root, cell) is None:
             with mistakes_in_one_sentence():
                 _write_to(folder / LOG)
-                threading.Thread(target=_end_with_parent, daemon=True).start()
+                end_with_parent()
                 torch.set_num_threads(1)
                 hash_of(cell)  # read the files now: an edit during the training makes it another run
                 guard()
@@ -100,8 +100,12 @@ def _write_to(path: Path) -> None:
             os.dup2(log.fileno(), stream)
 
 
-def _end_with_parent() -> None:
-    """Ends training after the round, with a checkpoint, if the main program has been killed."""
+def end_with_parent() -> None:
+    """Sees to it that this process is asked to end if the main program has been killed: training after its round."""
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])

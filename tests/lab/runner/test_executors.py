@@ -2,10 +2,13 @@
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +50,47 @@ SLURM = {
 )
 def test_time_left_by_the_mean_run(took: list[float], running: list[float], missing: int, jobs: int, left: float):
     assert seconds_left(took, running, missing, jobs) == left
+
+
+READS_FOR_LONG = """
+import sys, time
+from functools import partial
+from pathlib import Path
+from lightning_fed.lab.runner.executors import Pool
+guard = partial(exec, "import pathlib, time; pathlib.Path('begun').touch(); time.sleep(600)")
+Pool(Path(), 1, guard).mistake([])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not list its processes")
+def test_who_is_ended_while_options_are_checked_leaves_no_process(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", READS_FOR_LONG], cwd=tmp_path, start_new_session=True) as program:
+        try:
+            assert until(lambda: (tmp_path / "begun").exists() or program.poll() is not None)
+            program.terminate()
+            program.wait()
+            assert until(lambda: not group_lives(program.pid))
+        finally:
+            if group_lives(program.pid):
+                os.killpg(program.pid, signal.SIGKILL)
+
+
+def until(holds: Callable[[], bool]) -> bool:
+    """Waits up to 2 minutes."""
+    end = time.monotonic() + 120
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
+
+
+def group_lives(group: int) -> bool:
+    """Whether a process of a group runs; one that has ended, and that nobody has asked for, does not."""
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, of = each.read_text().rpartition(")")[2].split()[:3]
+            if int(of) == group and state != "Z":
+                return True
+    return False
 
 
 @pytest.fixture
