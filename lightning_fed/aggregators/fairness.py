@@ -13,7 +13,7 @@ from lightning_fed.aggregators.base import Aggregator, StatefulAggregator
 from lightning_fed.aggregators.feddg_ga import FedDGGA as FedDGGA  # which was here
 from lightning_fed.core.hooks import TrainerLike
 from lightning_fed.core.updates import Client, Cohort, Need, ReducedUpdate, Update
-from lightning_fed.errors import FederatedError, expect, expect_number
+from lightning_fed.errors import expect, expect_number
 from lightning_fed.functional.geometry import wide_dtype
 from lightning_fed.functional.server import project_onto_simplex
 
@@ -174,11 +174,11 @@ class AFL(StatefulAggregator):
         sizes = np.asarray(trainer.client_sizes)
         self._holders = np.flatnonzero(sizes)
         drawn = len(cohort.clients) + len(set(cohort.skipped) & set(self._holders.tolist()))
-        if drawn < len(self._holders) and not getattr(trainer, "fast_dev_run", False):
-            raise FederatedError(
-                f"Expected all {len(self._holders)} clients in every round of AFL, as λ covers all of them, got "
-                f"{drawn}: leave out `--trainer.clients_per_round`."
-            )
+        expect(
+            drawn >= len(self._holders) or getattr(trainer, "fast_dev_run", False),
+            f"Expected all {len(self._holders)} clients in every round of AFL, as λ covers all of them, got {drawn}: "
+            "leave out `--trainer.clients_per_round`.",
+        )
         shares = sizes.astype(float) if self.weighting == "samples" else (sizes > 0).astype(float)
         self._whole = float(shares.sum())
         self.vectors.setdefault("mixture", torch.from_numpy(shares / self._whole))

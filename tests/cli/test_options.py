@@ -61,6 +61,12 @@ def test_the_trainer_knows_the_config_of_the_experiment(cli):
     assert config["seed_everything"] == 0
 
 
+def test_a_file_may_give_one_option_of_the_trainer(cli):
+    file = cli.file("sampler.yaml", "class_path: PoissonSampler\n")
+    sampler = cli.config("--trainer.participation.sampler", file)["trainer"]["participation"]["sampler"]
+    assert sampler["class_path"] == "lightning_fed.sampling.PoissonSampler"
+
+
 @pytest.mark.parametrize(("text", "value"), [("1", 1), ("1.0", 1.0), ("0.5", 0.5), ("10", 10)])
 def test_counts_and_fractions_stay_apart(cli, text, value):
     stored = cli.config("--trainer.clients_per_round", text)["trainer"]["clients_per_round"]

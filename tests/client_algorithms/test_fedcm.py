@@ -176,3 +176,12 @@ def test_an_optimizer_without_a_distance_is_refused(optimizer: str) -> None:
 def test_bad_arguments_name_the_option(alpha: float) -> None:
     with pytest.raises(FederatedError, match=r"`--client\.alpha` of FedCM"):
         FedCM(alpha)
+
+
+def test_a_validation_leaves_m_as_it_is(tmp_path: Path) -> None:
+    module, data, algorithm = Classifier(), federated_data(6, 10), FedCM()
+    trainer = federated_trainer(tmp_path, algorithm, max_rounds=2)
+    trainer.fit(module, data)
+    before = algorithm.state_dict()
+    trainer.validate(module, data)
+    assert torch.equal(algorithm.state_dict()["momentum"], before["momentum"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_fed.core.buffers import BufferSet, GlobalBuffers
+from lightning_fed.core.buffers import BufferSet, FrozenParameters, GlobalBuffers
 from lightning_fed.core.reduction import RoundReducer, is_averaged
 from lightning_fed.core.updates import Client, Need, ReducedUpdate, Update
 from tests.engines.pretended_device import DEVICE, PretendedDevice
@@ -158,3 +158,13 @@ class Lists(TorchDispatchMode):
         if "_foreach_" in func._schema.name:
             self.dtypes += {tensor.dtype for tensor in args[0]}
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("size", "keeps"), [(40, True), (41, False)])
+def test_frozen_parameters_have_a_copy_up_to_four_times_the_size_of_the_trained(size: int, keeps: bool) -> None:
+    module = nn.ParameterDict({"trained": torch.zeros(10), "frozen": torch.zeros(size)})
+    module["frozen"].requires_grad_(False)
+    watch = FrozenParameters(module, ["trained"])
+    watch.start_round([])
+    module["frozen"].data.add_(1)
+    assert (watch.moved()["frozen"] is not None) == keeps

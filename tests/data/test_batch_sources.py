@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from lightning_fed.data import BatchSource, FederatedDataModule, Split, TensorSource
-from lightning_fed.data.batch_sources import EvalBatches, LoaderSource
+from lightning_fed.data.batch_sources import EvalBatches, LoaderSource, WrappedSource
 from lightning_fed.data.collation import Loading
 from lightning_fed.errors import FederatedError
 from tests.parts import OneByOne, same
@@ -250,3 +250,23 @@ def test_eval_batches_are_consecutive_slices(tensors: Any) -> None:
     assert torch.equal(torch.cat([batch[key] for batch in read]), X)
     assert batches.to("meta") is batches
     assert next(iter(batches))[key].device.type == "meta"
+
+
+class Closes:
+    """A source that notes how it is told to close."""
+
+    sizes, batch_size, reads_are_seeded = np.array([3]), 3, True
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+
+    def close(self, unsure: bool = False) -> None:
+        self.told.append(unsure)
+
+
+def test_a_source_over_another_tells_it_to_close() -> None:
+    inner: Any = Closes()
+    source = WrappedSource(inner)
+    source.close(unsure=True)
+    source.close()
+    assert inner.told == [True, False]

@@ -153,6 +153,16 @@ class Elsewhere(Collecting):
         self.after.append(trainer.weights.clone())
         self.now.append(trainer.start_gradients.losses_now(update.clients))
         assert torch.equal(trainer.vector.data, trainer.weights), "the module is the global model again"
+        values = trainer.train_state.buffers.values
+        assert all(torch.equal(values[name], buffer) for name, buffer in pl_module.named_buffers())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_losses_after_the_step_leave_no_buffers_of_a_client(engine: Any, tmp_path: Path) -> None:
+    rule = Elsewhere("end", "train")
+    rule.buffers = "local"
+    _fit(tmp_path, rule, engine=engine)
+    assert len(rule.now) == 2
 
 
 class Holding(FederatedDataModule):

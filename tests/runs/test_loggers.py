@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import CSVLogger, WandbLogger
 
 from lightning_fed import FederatedCallback, FederatedTrainer
 from lightning_fed.core.files import WriteError
-from lightning_fed.runs.loggers import RoundWandbLogger
+from lightning_fed.runs.loggers import RoundCSVLogger, RoundWandbLogger
 from tests.parts import Classifier, federated_data, federated_trainer
 
 
@@ -148,3 +148,18 @@ def test_a_run_without_loggers_has_none(tmp_path: Path) -> None:
 
     federated_trainer(tmp_path).fit(Asks(), federated_data())
     assert seen == [None]
+
+
+def test_the_round_is_the_first_column(tmp_path: Path) -> None:
+    table = RoundCSVLogger(tmp_path / "metrics.csv")
+    for row in ({"acc": 1.0, "round": 0}, {"zeal": 2.0, "round": 1, "bias": 3.0}):
+        table.log_round(row)
+    assert table.path.read_text().splitlines() == ["round,acc,bias,zeal", "0,1.0,,", "1,,3.0,2.0"]
+
+
+def test_a_removed_run_folder_is_not_made_again(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")  # of another run, below which it was
+    table = RoundCSVLogger(tmp_path / "run" / "metrics.csv")
+    with pytest.raises(WriteError):
+        table.log_round({"round": 0})
+    assert not table.path.parent.exists()

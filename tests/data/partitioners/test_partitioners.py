@@ -3,6 +3,7 @@
 import random
 import time
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,10 +218,11 @@ def test_impossible_splits_are_refused(
         partitioner(targets, num_samples, num_clients, 0)
 
 
+@pytest.mark.parametrize("kind", [Shards, ExactClasses])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
-def test_classes_per_client_must_be_a_count(value: object) -> None:
+def test_classes_per_client_must_be_a_count(kind: Any, value: object) -> None:
     with pytest.raises(FederatedError, match=r"`--data.partitioner.classes_per_client` to be an integer of at least 1"):
-        Shards(classes_per_client=value)
+        kind(classes_per_client=value)
 
 
 def test_split_counts_and_summary() -> None:
