@@ -30,10 +30,9 @@ import lightning_fed.models
 import lightning_fed.sampling  # noqa: F401  # loaded only for its class names
 from lightning_fed.aggregators import Aggregator, FedAvg
 from lightning_fed.cli.class_names import find_class
-from lightning_fed.cli.data_links import fill_from_data, linked_arguments
 from lightning_fed.cli.exits import exit_with
+from lightning_fed.cli.given_options import Renames, fill_from_data, linked_arguments
 from lightning_fed.cli.main import ABOUT
-from lightning_fed.cli.other_names import Renames
 from lightning_fed.cli.parser import FederatedArgumentParser
 from lightning_fed.client_algorithms import ClientAlgorithm
 from lightning_fed.core.files import write_atomically

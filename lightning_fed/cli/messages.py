@@ -170,7 +170,9 @@ def _value(parser: Any, message: str) -> str:
                 if kind == "missing":
                     return _missing(parser, found)
                 if kind == "wrong type":
-                    return _wrong_type(parser, found, types[1] if types else found.detail)
+                    value = f"{found.value!r}" if found.value else "another type"
+                    expected = _expected(types[1] if types else found.detail)
+                    return f"Expected {_option(found.keys)} to be {expected}, got {value}{_source(parser, found.keys)}."
                 return _wrong_class(parser, kind, found)
     return ""
 
@@ -222,11 +224,6 @@ def _expected(types: str) -> str:
     types = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1", types).replace("NoneType", "null")
     named = " or ".join(re.split(r", (?![^\[]*\])", types))
     return re.sub(r"^Literal\[(.*?)\]", r"one of \1", named) if named.startswith("Literal") else f"of type {named}"
-
-
-def _wrong_type(parser: Any, found: _Finding, types: str) -> str:
-    value = f"{found.value!r}" if found.value else "another type"
-    return f"Expected {_option(found.keys)} to be {_expected(types)}, got {value}{_source(parser, found.keys)}."
 
 
 def _wrong_class(parser: Any, kind: str, found: _Finding) -> str:

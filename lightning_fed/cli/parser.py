@@ -19,11 +19,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fed.cli.class_names import find_class, listing, shared_path
 from lightning_fed.cli.configs_command import with_found_configs
-from lightning_fed.cli.data_links import leave_to_the_data, mark_as_linked
 from lightning_fed.cli.exits import debugging, exit_with
+from lightning_fed.cli.given_options import Renames, leave_to_the_data, mark_as_linked
 from lightning_fed.cli.help import HelpAction, command_help
 from lightning_fed.cli.messages import explain
-from lightning_fed.cli.other_names import Renames
 from lightning_fed.cli.yaml_loader import ConfigLoader, is_endless
 from lightning_fed.errors import FederatedError
 from lightning_fed.runs.folder import FLAT_NAMES

@@ -15,18 +15,8 @@ from lightning_fed.client_algorithms.losses import (
     LogitAdjustment,
     LossAlgorithm,
 )  # fmt: skip
-from lightning_fed.client_algorithms.personal import (
-    APFL,
-    Ditto,
-    FedBN,
-    FedPer,
-    FedRep,
-    LGFedAvg,
-    LocalOnly,
-    PerFedAvg,
-    PersonalParameters,
-    PFedMe,
-)  # fmt: skip
+from lightning_fed.client_algorithms.own_models import APFL, Ditto, LocalOnly, PerFedAvg, PFedMe
+from lightning_fed.client_algorithms.personal_parameters import FedBN, FedPer, FedRep, LGFedAvg, PersonalParameters
 from lightning_fed.client_algorithms.sam import DeltaSGD, FedSAM
 from lightning_fed.client_algorithms.scaffold import SCAFFOLD, StatelessSCAFFOLD
 from lightning_fed.client_algorithms.server_direction import FedCM, FedGaLA, FedLESAM, MimeLite

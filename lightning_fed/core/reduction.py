@@ -136,7 +136,10 @@ class RoundReducer:
         for name, value in update.sums.items():
             self._sum_of(name, (value.shape, value.dtype)).add(value, update.factors.get(name, 1.0))
         if self._moments:
-            self._add_moments(update.delta)
+            mean, squares = self._moments
+            deviation = torch.sub(update.delta, mean, out=self._scratch)
+            mean.add_(deviation, alpha=1 / (len(self._clients) + 1))
+            squares.addcmul_(deviation, update.delta - mean)
         if Need.UPDATES in self._rows:
             self._rows[Need.UPDATES][len(self._clients)].copy_(update.delta)
         if Need.GRADIENTS in self._rows:
@@ -177,12 +180,6 @@ class RoundReducer:
         if total is None or (total.total.shape, total.total.dtype) != kind:
             total = self._beside[name] = LongSum(self._like.new_zeros(kind[0], dtype=kind[1]))
         return total
-
-    def _add_moments(self, delta: Tensor) -> None:
-        mean, squares = self._moments
-        deviation = torch.sub(delta, mean, out=self._scratch)
-        mean.add_(deviation, alpha=1 / (len(self._clients) + 1))
-        squares.addcmul_(deviation, delta - mean)
 
     def _add_buffers(self, update: Update) -> None:
         averaged = {name: buffer for name, buffer in update.buffers.items() if is_averaged(buffer)}

@@ -272,7 +272,11 @@ class Engine:
         if not (finished.sent or self._send(finished)):
             return
         if self.aggregator.buffers == "average":
-            self._begin_moved(update.buffers)
+            # Sums of frozen parameters begin with the first client that moves them: others count as they were.
+            values = self.state.buffers.values
+            for name in (update.buffers.keys() - self.summed) & values.keys():
+                self.reducer.begin_buffer(name, values[name])
+            self.summed = frozenset(update.buffers)
         self.reducer.add(update, average_buffers=self.aggregator.buffers == "average")
         if not finished.sent:
             state.buffers.store(update.client)
@@ -320,13 +324,6 @@ class Engine:
         if self.parts.needs_distance and update.num_steps:
             update.distance = self._distance(finished.rates)
         return update.took_step
-
-    def _begin_moved(self, buffers: dict[str, Tensor]) -> None:
-        """Starts the sums of frozen parameters that this client is the first to move: others count as they were."""
-        values = self.state.buffers.values
-        for name in (buffers.keys() - self.summed) & values.keys():
-            self.reducer.begin_buffer(name, values[name])
-        self.summed = frozenset(buffers)
 
     def _distance(self, steps: Sequence[tuple[float, float]]) -> float:
         """Computes a_i of a client whose steps had these learning rates and momenta."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fed.client_algorithms.personal import PersonalParameters
+from lightning_fed.client_algorithms.personal_parameters import PersonalParameters
 from lightning_fed.core.devices import to_device
 from lightning_fed.core.hooks import HookCaller
 from lightning_fed.core.train_state import LocalOptions, TrainState

@@ -65,7 +65,10 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
         raise FederatedError(f"Expected a checkpoint at {path}, but there is no such file: change `{option}`.")
     try:
         if zipfile.is_zipfile(path):  # torch's format before version 1.6 was no zip file
-            _expect_checksums(path)
+            with zipfile.ZipFile(path) as file:  # torch writes checksums, and never reads them
+                # After `torch.serialization.set_crc32_options(False)` there are none: all are 0.
+                if any(part.CRC for part in file.infolist()) and (damaged := file.testzip()) is not None:
+                    raise zipfile.BadZipFile(damaged)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file may raise anything
         raise FederatedError(
@@ -75,14 +78,6 @@ def read_checkpoint(path: Path, option: str) -> dict[str, Any]:
     if not isinstance(checkpoint, dict):
         raise FederatedError(f"Expected {path} to hold a dict, got {type(checkpoint).__name__}: change `{option}`.")
     return checkpoint
-
-
-def _expect_checksums(path: Path) -> None:
-    """Checks the checksums that torch writes but never reads, and refuses a file that has changed."""
-    with zipfile.ZipFile(path) as file:
-        # After `torch.serialization.set_crc32_options(False)` there are no checksums: all are 0.
-        if any(part.CRC for part in file.infolist()) and (damaged := file.testzip()) is not None:
-            raise zipfile.BadZipFile(damaged)
 
 
 def records_of_checkpoints(run: RunFolder) -> dict[str, list[str] | None]:

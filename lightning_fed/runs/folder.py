@@ -54,6 +54,45 @@ GOALS = "goals.json"
 # Before classes that were named with another package once.
 _DIAGNOSTICS = "ClientEvaluation|DistributionGap|FinalPictures|GradientDissimilarity|UpdateAgreement|UpdateGeometry"
 _EXPORTED = re.compile(rf'(?<="lightning_fed\.callbacks\.)(?=({_DIAGNOSTICS})")')
+# Where classes were when runs from Python, whose configs name files, began: by where they are now.
+_MOVED = {
+    f"{now}.{name}": f"{then}.{name}"
+    for now, then, names in (
+        ("callbacks.payload", "callbacks.compression", "QSGD RandomK TopK"),
+        ("callbacks.diagnostics.updates", "callbacks.diagnostics.agreement", "UpdateAgreement"),
+        ("callbacks.diagnostics.updates", "callbacks.diagnostics.geometry", "UpdateGeometry"),
+        ("callbacks.diagnostics.differences", "callbacks.diagnostics.dissimilarity", "GradientDissimilarity"),
+        ("callbacks.diagnostics.differences", "callbacks.diagnostics.gap", "DistributionGap"),
+        ("client_algorithms.server_direction", "client_algorithms.fedcm", "FedCM"),
+        ("client_algorithms.server_direction", "client_algorithms.mime", "MimeLite"),
+        ("client_algorithms.server_direction", "client_algorithms.last_step", "FedGaLA FedLESAM"),
+        ("client_algorithms.losses.methods", "client_algorithms.losses.by_counts", "FedLC FedRS LogitAdjustment"),
+        ("client_algorithms.losses.methods", "client_algorithms.losses.distillation", "FedNTD MOON"),
+        ("client_algorithms.losses.methods", "client_algorithms.losses.fediir", "FedIIR"),
+        ("client_algorithms.own_models", "client_algorithms.personal.own_models", "APFL Ditto LocalOnly PFedMe"),
+        ("client_algorithms.own_models", "client_algorithms.personal.per_fedavg", "PerFedAvg"),
+        (
+            "client_algorithms.personal_parameters",
+            "client_algorithms.personal.parameters",
+            "FedBN FedPer FedRep LGFedAvg PersonalParameters",
+        ),
+        ("client_algorithms.fedga", "client_algorithms.single_step", "GradAlign LinearScaling"),
+        ("data.containers", "data.adapters.containers", "ClientDatasets"),
+        ("data.source_module", "data.adapters.modules", "GivenLoaders SourceModule"),
+        ("data.datasets.own_files", "data.datasets.arrays", "Arrays"),
+        ("data.datasets.own_files", "data.datasets.image_folders", "ImageFolders"),
+        ("data.partitioners.counts", "data.partitioners.classes", "ExactClasses Shards"),
+        ("data.partitioners.counts", "data.partitioners.quantity", "ByUser IID PowerLaw QuantityDirichlet"),
+        ("data.skews.images", "data.skews.colors", "BinaryColors ClassColors ClientColors"),
+        ("data.skews.images", "data.skews.rotation", "ClientRotation"),
+        ("models.backbones", "models.resnet", "ResNet18"),
+        ("sampling.samplers", "sampling.arrivals", "Arrivals"),
+        ("sampling.cohorts", "sampling.participation", "Participation"),
+        ("sampling.work", "sampling.stragglers", "Stragglers"),
+    )
+    for name in names.split()
+}
+_NAMED = re.compile(r'(?<="lightning_fed\.)[\w.]+(?=")')
 # Options that do not change the numbers of a round: length of the run, folders, display, and number of processes.
 _LENGTH = (
     "max_rounds", "max_time", "enable_progress_bar", "default_root_dir", "client_states", "devices", "num_nodes",
@@ -116,10 +155,11 @@ def is_below(name: object) -> bool:
 def fingerprint(config: dict[str, Any], *without: str) -> str:
     """Hashes a config to 64 hexadecimal digits, without the run's length and without further dotted keys.
 
-    Grouped options are hashed under their names without the group, and diagnostics as when only their own package
-    exported them, so that older runs are found.
+    Grouped options are hashed under their names without the group, diagnostics as when only their own package exported
+    them, and classes that have moved under their former files, so that older runs are found.
     """
-    kept = json.loads(_EXPORTED.sub("diagnostics.", json.dumps(config, sort_keys=True, default=str)))
+    text = _EXPORTED.sub("diagnostics.", json.dumps(config, sort_keys=True, default=str))
+    kept = json.loads(_NAMED.sub(lambda found: _MOVED.get(found[0], found[0]), text))
     options = kept.get("trainer") or {}
     for name, (group, part) in ((name, path.split(".")) for name, path in FLAT_NAMES.items()):
         if part in options.get(group, {}):

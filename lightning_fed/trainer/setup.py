@@ -13,7 +13,7 @@ from torch.autograd import set_detect_anomaly
 
 from lightning_fed.callbacks.lightning_callbacks import unfrozen
 from lightning_fed.client_algorithms import ClientAlgorithm
-from lightning_fed.client_algorithms.personal import personal_parameters
+from lightning_fed.client_algorithms.personal_parameters import personal_parameters
 from lightning_fed.core.buffers import GlobalBuffers
 from lightning_fed.core.client_states import ClientStates
 from lightning_fed.core.hooks import is_stock

@@ -26,7 +26,7 @@ FORMS: dict[str, Any] = {
     "global": {"form": "start", "measure_from": "global"},
 }
 
-BETA, ONE = 0.25, {"local_steps": 1, "batch_size": 8}
+RATE, ONE = 0.25, {"local_steps": 1, "batch_size": 8}
 
 
 def rounds(optimizer: Any, *callbacks: Any, problem: Any = None, **options: Any) -> Tape:
@@ -161,7 +161,7 @@ def skip_after_first(self: Known, batch: Any, batch_idx: int) -> int | None:
 def test_gradalign_is_fedga_for_one_step_bit_for_bit() -> None:
     """In single precision, over rounds of unequal clients, under momentum and weight decay."""
     weights = []
-    for algorithm in (GradAlign(BETA), FedGA(BETA, "step")):
+    for algorithm in (GradAlign(RATE), FedGA(RATE, "step")):
         problem, tape = Logistic(), Tape()
         problem.inputs = problem.inputs.astype(np.float32)
         module = problem.module(problem.start).float()
@@ -181,7 +181,7 @@ def test_gradalign_is_fedga_from_a_displaced_start_bit_for_bit() -> None:
     for weighting in ("samples", "uniform"):
         one, other = (
             fit(problem, FedAvg(weighting=weighting), algorithm, optimizer=half, max_rounds=2, **ONE)
-            for algorithm in (GradAlign(BETA), FedGA(BETA))
+            for algorithm in (GradAlign(RATE), FedGA(RATE))
         )
         np.testing.assert_array_equal(one.weights, other.weights)
         assert not np.array_equal(
@@ -194,7 +194,7 @@ def test_gradalign_is_fedga_from_a_displaced_start_bit_for_bit() -> None:
 def test_gradalign_on_batches(engine: Any, weighting: Any) -> None:
     """The exchange and the step are on the same rows: w - η Σ p_i ∇f_B(w - β (Σ p_j ∇f_Bj(w) - ∇f_Bi(w)))."""
     problem, rows = Quadratic((4, 7, 2)), Rows()
-    algorithm = GradAlign(BETA, over="batch")
+    algorithm = GradAlign(RATE, over="batch")
     options: Any = {"max_rounds": 3, "local_steps": 1, "precision": "64-true"}
     server = FedAvg(weighting=weighting)
     trainer = make_trainer(server, algorithm, rows, engine=engine, **options)
@@ -207,7 +207,7 @@ def test_gradalign_on_batches(engine: Any, weighting: Any) -> None:
         assert [len(each) for each in own] == [3, 3, 2]
         gradients = np.array([problem.gradient(w, each) for each in own])
         np.testing.assert_allclose(rows.found[round], gradients, rtol=0, atol=1e-12)
-        shifts = BETA * (p @ gradients - gradients)
+        shifts = RATE * (p @ gradients - gradients)
         w = w - LR * p @ np.array([problem.gradient(w - shift, each) for shift, each in zip(shifts, own, strict=True)])
         np.testing.assert_allclose(rows.weights[round], w, rtol=0, atol=1e-12)
     assert len({tuple(batches[1][0]) for batches in drawn.batches}) > 1

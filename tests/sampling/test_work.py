@@ -74,18 +74,18 @@ def arrive(rule: Stragglers, steps: list[int], times: list[float], wanted: int) 
     return found.kept.tolist(), found.steps.tolist(), found.late, found.seconds
 
 
-STEPS, TIMES = [4, 4, 4, 2, 1], [1.0, 3.0, 2.0, 5.0, 20.0]  # they arrive after 4, 12, 8, 10 and 20 seconds
+TAKEN, TIMES = [4, 4, 4, 2, 1], [1.0, 3.0, 2.0, 5.0, 20.0]  # they arrive after 4, 12, 8, 10 and 20 seconds
 
 
 @pytest.mark.parametrize(
     ("options", "wanted", "expected"),
     [
-        ({}, 5, ([0, 1, 2, 3, 4], STEPS, 0, 20.0)),
-        ({"exchange_time": 2.0}, 5, ([0, 1, 2, 3, 4], STEPS, 0, 22.0)),
+        ({}, 5, ([0, 1, 2, 3, 4], TAKEN, 0, 20.0)),
+        ({"exchange_time": 2.0}, 5, ([0, 1, 2, 3, 4], TAKEN, 0, 22.0)),
         ({"deadline": 10.0}, 5, ([0, 2, 3], [4, 4, 2], 2, 10.0)),
         ({"deadline": 10.0, "late": "partial"}, 5, ([0, 1, 2, 3], [4, 3, 4, 2], 2, 10.0)),
         ({"deadline": 3.0}, 5, ([], [], 5, 3.0)),
-        ({"deadline": 100.0}, 5, ([0, 1, 2, 3, 4], STEPS, 0, 20.0)),
+        ({"deadline": 100.0}, 5, ([0, 1, 2, 3, 4], TAKEN, 0, 20.0)),
         ({"deadline": 11.0, "exchange_time": 2.0, "late": "partial"}, 5, ([0, 1, 2, 3], [4, 3, 4, 1], 3, 11.0)),
         ({}, 3, ([0, 2, 3], [4, 4, 2], 0, 10.0)),
         ({"deadline": 9.0}, 2, ([0, 2], [4, 4], 0, 8.0)),
@@ -94,7 +94,7 @@ STEPS, TIMES = [4, 4, 4, 2, 1], [1.0, 3.0, 2.0, 5.0, 20.0]  # they arrive after 
     ],
 )
 def test_arrivals_are_those_counted_by_hand(options: dict[str, Any], wanted: int, expected: Any) -> None:
-    assert arrive(Stragglers(**options), STEPS, TIMES, wanted) == expected
+    assert arrive(Stragglers(**options), TAKEN, TIMES, wanted) == expected
 
 
 def test_nobody_drawn_takes_no_time() -> None:

@@ -46,7 +46,7 @@ _WORKER = "lightning_fed.lab.runner.worker"
 TASK_LOGS = "slurm/*_log.out"
 """The files in a study's folder with the output of its tasks."""
 
-_LOOK_S, _LOOKS = 10.0, 6
+_ASK_S, _ASKS = 10.0, 6
 _EXAMPLE = "as in `--slurm time=240,partition=gpu`"
 _LINES = ("setup", "teardown", "srun_args")
 # Fixed here, as a second process would train the same share again.
@@ -283,7 +283,7 @@ def train_in_tasks(
 
 def _wait(name: str, plan: Callable[[], tuple[list[Cell], list[Cell]]]) -> list[Cell]:
     """Waits with a progress bar until no task is in the queue, and returns the runs that are not done."""
-    states, left = Counter(submitted=1), _LOOKS
+    states, left = Counter(submitted=1), _ASKS
     with tqdm(desc="Runs", unit="run", disable=not sys.stderr.isatty()) as bar:
         while True:
             planned, missing = plan()
@@ -291,10 +291,10 @@ def _wait(name: str, plan: Callable[[], tuple[list[Cell], list[Cell]]]) -> list[
             bar.set_postfix(states)
             with suppress(FederatedError):  # SLURM may be busy
                 states = _states(name)
-            left = _LOOKS if states else left - 1  # files of other machines may appear late
+            left = _ASKS if states else left - 1  # files of other machines may appear late
             if not states and (not left or not missing):
                 return missing
-            time.sleep(_LOOK_S)
+            time.sleep(_ASK_S)
 
 
 def _states(name: str) -> Counter[str]:

@@ -23,8 +23,17 @@ from lightning_fed.core.hooks import FederatedCallback
 from lightning_fed.errors import Diverged, FederatedError, expect
 from lightning_fed.lab.attack import command as attack_command
 from lightning_fed.lab.attack.options import AttackOptions
-from lightning_fed.lab.runner.record import DIVERGED, HELD, LOG, PRUNED, Guard, done_run, hash_of, write_record
-from lightning_fed.lab.runner.storage import optuna_storage
+from lightning_fed.lab.runner.record import (
+    DIVERGED,
+    HELD,
+    LOG,
+    PRUNED,
+    Guard,
+    done_run,
+    hash_of,
+    optuna_storage,
+    write_record,
+)
 from lightning_fed.lab.studies.cells import Cell, Watch
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.lock import RunLock

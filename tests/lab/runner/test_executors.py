@@ -107,7 +107,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
         program(name, lines)
     (tmp_path / "t.yaml").write_text(TEXT)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setattr(executors, "_LOOK_S", 0.001)
+    monkeypatch.setattr(executors, "_ASK_S", 0.001)
     monkeypatch.setattr("lightning_fed.lab.runner.executors.Pool.mistake", lambda self, cells: "")
     monkeypatch.chdir(tmp_path)
     return program
