@@ -22,7 +22,15 @@ from lightning_fed.cli.yaml_loader import ConfigLoader
 from lightning_fed.errors import FederatedError
 from lightning_fed.trainer.options import ALIASES, FOREIGN, own_arguments, same_twice
 
-__all__ = ["LINKED", "LinkedArgument", "fill_from_data", "leave_to_the_data", "linked_arguments", "mark_as_linked"]
+__all__ = [
+    "LINKED",
+    "LinkedArgument",
+    "Renames",
+    "fill_from_data",
+    "leave_to_the_data",
+    "linked_arguments",
+    "mark_as_linked",
+]
 
 
 LINKED = frozenset(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from lightning_fed.data.partitioners.base import Owners, Partitioner, Values, by_class, class_codes, deal
 from lightning_fed.errors import FederatedError, expect, expect_count, expect_number
 
-__all__ = ["ExactClasses", "Shards"]
+__all__ = ["IID", "ByUser", "ExactClasses", "PowerLaw", "QuantityDirichlet", "Shards"]
 
 
 class Shards(Partitioner):

@@ -26,7 +26,18 @@ from lightning_fed.lab.report.runs import MeasuredRun, read_metrics
 from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run, read_rows, sealed, unsealed
 
-__all__ = ["Guard", "LOG", "RECORD", "done_run", "hash_of", "measured_run", "rounds_trained", "write_record"]
+__all__ = [
+    "Guard",
+    "LOG",
+    "RECORD",
+    "done_run",
+    "expect_below",
+    "hash_of",
+    "measured_run",
+    "optuna_storage",
+    "rounds_trained",
+    "write_record",
+]
 
 
 Guard = Callable[[], None]
