@@ -25,8 +25,8 @@ class FederatedProgressBar(FederatedCallback):
     """Shows rounds with the newest metrics and the time left, and the clients of the current round.
 
     It shows the training loss, metrics logged with ``prog_bar`` and those that callbacks monitor. If none of these is
-    of an evaluation, it adds the first that exists of test accuracy, validation accuracy, test loss, validation loss and
-    any other metric of theirs. It also shows how many drawn clients were left out so far, if any were.
+    of an evaluation, it adds the first that exists of test accuracy, validation accuracy, test loss, validation loss
+    and any other metric of theirs. It also shows how many drawn clients were left out so far, if any were.
 
     In a notebook the bars are widgets; without ipywidgets only the bar for rounds is shown, as text. Without a terminal
     or a notebook, as under ``nohup`` or SLURM, it prints a line with the same facts after the first round and the last,
