@@ -14,7 +14,7 @@ INSTALLED_ECOSYSTEM := .venv-ecosystem/.installed
 INSTALLED_FLOWER := .venv-flower/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart test test-all test-pairs test-lowest test-ecosystem test-flower test-faults lint format docs package bench \
+.PHONY: help install install-dev quickstart test test-all test-pairs test-lowest test-ecosystem test-flower test-faults test-package lint format docs package bench \
 	bench-data bench-scale bench-peers
 
 help: ## list the targets
@@ -121,6 +121,20 @@ package: ## build the sdist and the wheel into dist/, and check them
 		names = zipfile.ZipFile(sys.argv[1]).namelist(); \
 		wanted = {"lightning_fed/py.typed", "lightning_fed/configs/quickstart.yaml"}; \
 		sys.exit(sorted(wanted - set(names)) or [n for n in names if n.startswith(("tests", "benchmarks", "docs"))] or 0)' dist/*.whl
+
+# Where the wheel is tried: those of them that are here.
+PYTHONS ?= 3.10 3.11 3.12 3.13
+
+test-package: ## install the wheel of `make package` on each Python that is here (3.10 to 3.13), and train with it outside of the checkout
+	@for version in $(PYTHONS); do \
+		python=$$(ls "$$(pyenv prefix $$version 2>/dev/null)/bin/python" 2>/dev/null || command -v python$$version) || \
+			{ echo "Python $$version is not here."; continue; }; \
+		rm -rf .venv-wheel && "$$python" -m venv .venv-wheel && .venv-wheel/bin/python -m pip install -q dist/*.whl && \
+		( bin="$$PWD/.venv-wheel/bin" && cd "$$(mktemp -d)" && "$$bin/lightning-fed" configs > configs.txt && \
+			"$$bin/lightning-fed" fit --config quickstart --trainer.max_rounds 2 --trainer.name wheel && \
+			"$$bin/lightning-fed" report runs/wheel ) || exit 1; \
+		echo "The wheel works on Python $$version."; \
+	done; rm -rf .venv-wheel
 
 # What a benchmark is given: make bench BENCH="--rows A-sequential --write-docs"
 BENCH ?=

@@ -25,8 +25,8 @@ _EVALUATED = ("test/acc", "val/acc", "test/loss", "val/loss")
 class FederatedProgressBar(FederatedCallback):
     """Shows rounds with the newest metrics and the time left, and the clients of the current round.
 
-    It shows the training loss, metrics logged with ``prog_bar`` and those that callbacks monitor. If none of these comes
-    from an evaluation, it adds the first that exists of test accuracy, validation accuracy, test loss, validation loss
+    It shows the training loss, metrics logged with ``prog_bar`` and those that callbacks monitor. If none of these is
+    of an evaluation, it adds the first that exists of test accuracy, validation accuracy, test loss, validation loss
     and any other metric of theirs. It also shows how many drawn clients were left out so far, if any were.
 
     In a notebook the bars are widgets; without ipywidgets only the bar for rounds is shown, as text. Without a terminal
@@ -92,11 +92,8 @@ class FederatedProgressBar(FederatedCallback):
         pace = (now - self._began) / (trainer.round - self._first)
         left = tqdm.format_interval(pace * (trainer.max_rounds - trainer.round))
         shown = "".join(f", {name} {value}" for name, value in self._shown(trainer).items())
-        print(
-            f"Round {trainer.round} of {trainer.max_rounds}{shown}; {pace:.3g} s a round, {left} left",
-            file=sys.stderr,
-            flush=True,
-        )
+        line = f"Round {trainer.round} of {trainer.max_rounds}{shown}; {pace:.3g} s a round, {left} left"
+        print(line, file=sys.stderr, flush=True)
 
     def on_fit_end(self, trainer: TrainerLike, pl_module: LightningModule) -> None:  # type: ignore[override]  # the trainer is ours
         """Closes the bars before the trainer prints the run's folder."""
@@ -120,13 +117,11 @@ class FederatedProgressBar(FederatedCallback):
 def newest_metrics(trainer: Any) -> dict[str, float]:
     """Returns what tells how the training goes, as the bar says: losses, what is watched, and one evaluated metric."""
     known, shown = trainer.callback_metrics, dict(trainer.progress_bar_metrics)
-    watched = [callback.monitor for callback in trainer.callbacks if getattr(callback, "monitor", None) in known]
-    shown |= {name: float(known[name]) for name in watched}
-    if "train/loss" in known:
-        shown = {"train/loss": float(known["train/loss"]), **shown}
+    names = ["train/loss", *(getattr(callback, "monitor", None) for callback in trainer.callbacks)]
+    shown = {name: float(known[name]) for name in names if name in known} | shown
     if not any(name.startswith(_PARTS) for name in shown):
-        found = next((name for name in (*_EVALUATED, *known) if name in known and name.startswith(_PARTS)), None)
-        shown |= {} if found is None else {found: float(known[found])}
+        found = [name for name in (*_EVALUATED, *known) if name in known and name.startswith(_PARTS)][:1]
+        shown |= {name: float(known[name]) for name in found}
     return shown
 
 

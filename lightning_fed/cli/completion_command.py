@@ -24,10 +24,8 @@ def options_of_commands() -> dict[str, list[str]]:
 
 def make_parser() -> ArgumentParser:
     """Makes the parser of this command."""
-    parser = ArgumentParser(
-        prog="lightning-fed completion",
-        description="Prints a script for your shell, which then completes commands and their options.",
-    )
+    about = "Prints a script for your shell, which then completes commands and their options."
+    parser = ArgumentParser(prog="lightning-fed completion", description=about)
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     return parser
 

@@ -230,8 +230,7 @@ class Bookkeeping:
             path = None if self.run is None else self.run.path / "config.yaml"
             if path is not None and path.is_file():
                 text = path.read_text()
-                notes = [line for line in notes if line not in text]
-                if notes:
+                if notes := [line for line in notes if line not in text]:
                     write_atomically(path, "\n".join([text.rstrip("\n"), *notes, ""]).encode())
             elif self.run is not None and trainer.is_global_zero:  # the run was started from Python
                 options = json.dumps(self.named_config(trainer), indent=2, default=str)

@@ -43,12 +43,11 @@ def stages() -> list[Stage]:
 
 
 def is_ignored(path: str) -> bool:
-    """Whether a path below the checkout stays out of the image: patterns are of its root, unless they begin with ``**/``."""
+    """Whether a path stays out of the image: patterns are of the checkout's root, unless they begin with ``**/``."""
     patterns = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")]
     parents = [path, *(parent.as_posix() for parent in Path(path).parents)]
-    deep = [part for part in Path(path).parts]
     return any(
-        any(fnmatch(part, pattern[3:]) for part in deep)
+        any(fnmatch(part, pattern[3:]) for part in Path(path).parts)
         if pattern.startswith("**/")
         else any("/" not in parent and fnmatch(parent, pattern) for parent in parents)
         for pattern in patterns
@@ -96,7 +95,7 @@ def test_the_development_container_is_a_stage_and_makes_what_make_knows() -> Non
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what an image has at its root: the sources, and an environment that sees the packages of this one."""
+    """A folder with what an image has at its root: sources, and an environment that sees the packages of this one."""
     root = tmp_path_factory.mktemp("image")
     venv.create(root / "python", with_pip=False)
     pip = root / "python" / "bin" / "pip"

@@ -100,9 +100,9 @@ def _marked(block: Block, kind: str, at: int, place: int, cell: str) -> str:
 
 
 def as_latex(text: Sequence[str], blocks: Sequence[Block], notes: Sequence[str], name: str = "runs") -> str:
-    r"""Writes each table as an environment ``table``, which needs ``booktabs`` and ``graphicx``, and the sentences as comments.
+    r"""Writes each table as an environment ``table``, which needs ``booktabs`` and ``graphicx``, sentences as comments.
 
-    One that is wider than a line is set smaller. A table's label is ``tab:``, the ``name`` of the study and that of the block, in letters that labels may have.
+    One wider than a line is set smaller. Its label is ``tab:``, the ``name`` of the study and that of the block.
     """
     comments = "".join(f"% {one_line(part)}\n" for part in (*text, *notes))
     return comments + "% \\usepackage{booktabs,graphicx}\n\n" + "\n".join(_latex_table(block, name) for block in blocks)
