@@ -15,7 +15,7 @@ INSTALLED_FLOWER := .venv-flower/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev quickstart test test-all test-pairs test-lowest test-ecosystem test-flower test-faults lint format docs package bench \
-	bench-data bench-scale bench-peers
+	bench-data bench-network bench-scale bench-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ bench: $(INSTALLED) ## time rounds against a plain PyTorch loop, and measure mem
 
 bench-scale: $(INSTALLED) ## time rounds with up to a million clients
 	$(BIN)/python -m benchmarks.scale $(BENCH)
+
+bench-network: $(INSTALLED_FLOWER) ## time rounds over nodes, in this process and by Flower
+	.venv-flower/bin/python -m benchmarks.network $(BENCH)
 
 bench-data: $(INSTALLED) ## time a client's batches against indexing, and the partitioners
 	$(BIN)/python -m benchmarks.data --repeats 7 --partition-repeats 2
