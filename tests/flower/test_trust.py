@@ -3,8 +3,12 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from benchmarks.flower_net import Net, wait_for
 from tests.flower.test_methods import BASE, gap, in_process, weights
+
+pytestmark = pytest.mark.slow
 
 # As docs/network.md has it.
 CERTIFICATES = """
