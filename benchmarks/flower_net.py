@@ -16,7 +16,7 @@ from typing import Any
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "LIGHTNING_FED_NET"  # whose value names all processes of a net
-CONNECTION = '[superlink]\ndefault = "net"\n[superlink.net]\naddress = "127.0.0.1:{port}"\n{trust}\n'
+CONNECTION = '[superlink]\ndefault = "net"\n[superlink.net]\naddress = "{host}:{port}"\n{trust}\n'
 
 
 def free_port() -> int:
@@ -64,10 +64,11 @@ class Net:
 
     def __init__(self, folder: Path, nodes: int = 2, certificates: Path | None = None) -> None:
         self.folder, self.certificates, self.mark = folder, certificates, f"{os.getpid()}-{time.time_ns()}"
+        self.host = "127.0.0.1" if certificates is None else "localhost"
         self.port, self.started = free_port(), dict[str, subprocess.Popen[bytes]]()
         (folder / "home").mkdir(parents=True, exist_ok=True)
         trust = "insecure = true" if certificates is None else f'root-certificates = "{certificates}/ca.pem"'
-        (folder / "home" / "config.toml").write_text(CONNECTION.format(port=self.port, trust=trust))
+        (folder / "home" / "config.toml").write_text(CONNECTION.format(host=self.host, port=self.port, trust=trust))
         self.env = {
             **os.environ, MARK: self.mark, "PATH": f"{BIN}:{os.environ['PATH']}", "FLWR_HOME": str(folder / "home"),
             "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -108,7 +109,13 @@ class Net:
             "--ssl-ca-certfile", safe / "ca.pem", "--ssl-certfile", safe / "server.pem",
             "--ssl-keyfile", safe / "server.key", "--enable-supernode-auth",
         ]  # fmt: skip
-        where = ["--host", "127.0.0.1", "--port", self.port, "--disable-runtime-dependency-installation"]
+        where = [
+            "--host",
+            "127.0.0.1" if safe is None else "0.0.0.0",
+            "--port",
+            self.port,
+            "--disable-runtime-dependency-installation",
+        ]
         self.start("link", "flower-superlink", *tls, *where)
         wait_for(self._listens, "the SuperLink")
 
@@ -123,7 +130,7 @@ class Net:
         ]  # fmt: skip
         folder = self.folder / f"site{node}"
         folder.mkdir(exist_ok=True)
-        where = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", free_port()]
+        where = ["--superlink", f"{self.host}:{self.port}", "--host", "127.0.0.1", "--port", free_port()]
         self.start(f"node{node}", "flower-supernode", *tls, *where, "--node-config", f'folder="{folder}"')
 
     def new(self, app: str, *words: str) -> None:

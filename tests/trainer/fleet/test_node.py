@@ -82,7 +82,7 @@ class Evaluation(LightningDataModule):
     test_dataloader = val_dataloader
 
 
-class Tested(Classifier):
+class Graded(Classifier):
     """Logs a loss of the test set too."""
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
@@ -92,7 +92,7 @@ class Tested(Classifier):
 def test_a_server_validates_on_data_of_its_own(tmp_path: Any) -> None:
     options: Any = {"max_rounds": 2, "precision": "64-true", "check_test_every_n_rounds": 1}
     trainer = lambda: federated_trainer(tmp_path, **options)  # noqa: E731
-    model = lambda: (torch.manual_seed(0), Tested())[1]  # noqa: E731
+    model = lambda: (torch.manual_seed(0), Graded())[1]  # noqa: E731
     data = make_data("unequal")
     data.val_dataloader = data.test_dataloader = Evaluation().val_dataloader  # type: ignore[method-assign]
     here, there, fleet = trainer(), trainer(), fleet_of(trainer, net=model)
