@@ -72,7 +72,7 @@ class Net:
         self.env = {
             **os.environ, MARK: self.mark, "PATH": f"{BIN}:{os.environ['PATH']}", "FLWR_HOME": str(folder / "home"),
             "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "NO_COLOR": "1", "COLUMNS": "200",
         }  # fmt: skip
         self.env["PYTHONPATH"] = str(ROOT)
@@ -146,7 +146,7 @@ class Net:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         if done.returncode:
             raise RuntimeError(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")

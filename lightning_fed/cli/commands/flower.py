@@ -56,7 +56,7 @@ options = ""       # more options of fit, such as "--ckpt_path last"
 _ENVIRONMENT = """# Source this before you start SuperLink, SuperNode or flwr: no telemetry, no look for updates.
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 # Seconds between two looks for work, of the process that starts apps.
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.25
 """
 
 
