@@ -179,18 +179,15 @@ class Net:
         return self.run("flwr", "log", run, "net", "--show")
 
     def end(self, name: str, how: int = signal.SIGTERM) -> None:
-        """Ends a process and all that it has started."""
+        """Ends a process and all that it has started, some of it in a session of its own."""
         process = self.started.pop(name)
+        family = _family(process.pid)
         for number in (how, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-                if number == signal.SIGKILL:
-                    break
-            # The leader has ended; what is left of its group is given as long.
+            for member in family:
+                with suppress(ProcessLookupError):
+                    os.kill(member, number)
             with suppress(TimeoutError):
-                wait_for(lambda: not _group(process.pid), "the group", 5)
+                wait_for(lambda: process.poll() is not None and not any(map(_runs, family)), name, 10)
                 break
 
     def close(self) -> None:
@@ -199,12 +196,23 @@ class Net:
                 self.end(name)
 
 
-def _group(leader: int) -> bool:
+def _state(process: int) -> list[str]:
+    """Returns what the system says of a process, from its state on; nothing of one that has ended."""
     try:
-        os.killpg(leader, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _runs(process: int) -> bool:
+    return _state(process)[:1] not in ([], ["Z"])
+
+
+def _family(process: int) -> list[int]:
+    """Returns a process, and all that it and these have started."""
+    everyone = [int(place.name) for place in Path("/proc").glob("[0-9]*")]
+    own = [each for each in everyone if _state(each)[1:2] == [str(process)]]
+    return [process, *(one for child in own for one in _family(child))]
 
 
 def main() -> None:
