@@ -53,7 +53,7 @@ nodes = 2          # for which the run waits
 deadline = 600.0   # seconds after which a node is left out of the round
 options = ""       # more options of fit, such as "--ckpt_path last"
 """
-_ENVIRONMENT = """# Source this before you start SuperLink, SuperNode or flwr: no telemetry, no look for updates, for work every 0.25 s.
+_ENVIRONMENT = """# Source this before you start SuperLink, SuperNode or flwr: no telemetry, no look for updates.
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.25
 """
