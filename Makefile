@@ -15,7 +15,7 @@ INSTALLED_FLOWER := .venv-flower/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev quickstart test test-all test-pairs test-lowest test-ecosystem test-flower test-faults test-package lint format docs package bench \
-	bench-data bench-scale bench-peers
+	bench-data bench-network bench-scale bench-peers
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,11 +83,11 @@ test-ecosystem: $(INSTALLED_ECOSYSTEM) ## train modules, optimizers and data of 
 	.venv-ecosystem/bin/python -m pytest -m "" -k "ecosystem or foundation or lora" tests/ecosystem \
 		tests/docs/test_pages.py tests/end_to_end/test_configs.py
 
-# With Python 3.11 or newer. What is run: make test-flower FLOWER=tests/flower/test_methods.py
-FLOWER ?= tests/flower
+# With Python 3.11 or newer. Killed processes and TLS too, some minutes more: make test-flower FLOWER='-m ""'
+FLOWER ?=
 
 test-flower: $(INSTALLED_FLOWER) ## train over the processes of Flower on this machine (installs it into .venv-flower)
-	.venv-flower/bin/python -m pytest $(FLOWER)
+	.venv-flower/bin/python -m pytest tests/flower $(FLOWER)
 
 # What a campaign is given: make test-faults FAULTS="--only configs --trials 500 --write-docs"
 FAULTS ?=
@@ -144,6 +144,9 @@ bench: $(INSTALLED) ## time rounds against a plain PyTorch loop, and measure mem
 
 bench-scale: $(INSTALLED) ## time rounds with up to a million clients
 	$(BIN)/python -m benchmarks.scale $(BENCH)
+
+bench-network: $(INSTALLED_FLOWER) ## time rounds over nodes, in this process and by Flower
+	.venv-flower/bin/python -m benchmarks.network $(BENCH)
 
 bench-data: $(INSTALLED) ## time a client's batches against indexing, and the partitioners
 	$(BIN)/python -m benchmarks.data --repeats 7 --partition-repeats 2

@@ -16,7 +16,7 @@ from typing import Any
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "LIGHTNING_FED_NET"  # whose value names all processes of a net
-CONNECTION = '[superlink]\ndefault = "net"\n[superlink.net]\naddress = "127.0.0.1:{port}"\n{trust}\n'
+CONNECTION = '[superlink]\ndefault = "net"\n[superlink.net]\naddress = "{host}:{port}"\n{trust}\n'
 
 
 def free_port() -> int:
@@ -64,14 +64,15 @@ class Net:
 
     def __init__(self, folder: Path, nodes: int = 2, certificates: Path | None = None) -> None:
         self.folder, self.certificates, self.mark = folder, certificates, f"{os.getpid()}-{time.time_ns()}"
+        self.host = "127.0.0.1" if certificates is None else "localhost"
         self.port, self.started = free_port(), dict[str, subprocess.Popen[bytes]]()
         (folder / "home").mkdir(parents=True, exist_ok=True)
         trust = "insecure = true" if certificates is None else f'root-certificates = "{certificates}/ca.pem"'
-        (folder / "home" / "config.toml").write_text(CONNECTION.format(port=self.port, trust=trust))
+        (folder / "home" / "config.toml").write_text(CONNECTION.format(host=self.host, port=self.port, trust=trust))
         self.env = {
             **os.environ, MARK: self.mark, "PATH": f"{BIN}:{os.environ['PATH']}", "FLWR_HOME": str(folder / "home"),
             "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "NO_COLOR": "1", "COLUMNS": "200",
         }  # fmt: skip
         self.env["PYTHONPATH"] = str(ROOT)
@@ -108,7 +109,13 @@ class Net:
             "--ssl-ca-certfile", safe / "ca.pem", "--ssl-certfile", safe / "server.pem",
             "--ssl-keyfile", safe / "server.key", "--enable-supernode-auth",
         ]  # fmt: skip
-        where = ["--host", "127.0.0.1", "--port", self.port, "--disable-runtime-dependency-installation"]
+        where = [
+            "--host",
+            "127.0.0.1" if safe is None else "0.0.0.0",
+            "--port",
+            self.port,
+            "--disable-runtime-dependency-installation",
+        ]
         self.start("link", "flower-superlink", *tls, *where)
         wait_for(self._listens, "the SuperLink")
 
@@ -123,7 +130,7 @@ class Net:
         ]  # fmt: skip
         folder = self.folder / f"site{node}"
         folder.mkdir(exist_ok=True)
-        where = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", free_port()]
+        where = ["--superlink", f"{self.host}:{self.port}", "--host", "127.0.0.1", "--port", free_port()]
         self.start(f"node{node}", "flower-supernode", *tls, *where, "--node-config", f'folder="{folder}"')
 
     def new(self, app: str, *words: str) -> None:
@@ -139,7 +146,7 @@ class Net:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         if done.returncode:
             raise RuntimeError(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
@@ -172,18 +179,15 @@ class Net:
         return self.run("flwr", "log", run, "net", "--show")
 
     def end(self, name: str, how: int = signal.SIGTERM) -> None:
-        """Ends a process and all that it has started."""
+        """Ends a process and all that it has started, some of it in a session of its own."""
         process = self.started.pop(name)
+        family = _family(process.pid)
         for number in (how, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-                if number == signal.SIGKILL:
-                    break
-            # The leader has ended; what is left of its group is given as long.
+            for member in family:
+                with suppress(ProcessLookupError):
+                    os.kill(member, number)
             with suppress(TimeoutError):
-                wait_for(lambda: not _group(process.pid), "the group", 5)
+                wait_for(lambda: process.poll() is not None and not any(map(_runs, family)), name, 10)
                 break
 
     def close(self) -> None:
@@ -192,12 +196,23 @@ class Net:
                 self.end(name)
 
 
-def _group(leader: int) -> bool:
+def _state(process: int) -> list[str]:
+    """Returns what the system says of a process, from its state on; nothing of one that has ended."""
     try:
-        os.killpg(leader, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _runs(process: int) -> bool:
+    return _state(process)[:1] not in ([], ["Z"])
+
+
+def _family(process: int) -> list[int]:
+    """Returns a process, and all that it and these have started."""
+    everyone = [int(place.name) for place in Path("/proc").glob("[0-9]*")]
+    own = [each for each in everyone if _state(each)[1:2] == [str(process)]]
+    return [process, *(one for child in own for one in _family(child))]
 
 
 def main() -> None:

@@ -52,8 +52,12 @@ def over_flower(words: list[str], folder: Path, nodes: int) -> Path:
         net.new("bench", *words)
         for node, share in enumerate(shares(nodes)):  # one after the other, so that they do not hinder each other
             net.await_worker(net.start_worker("bench", node, "--clients", f"{share.start}:{share.stop}"))
-        net.await_run(net.submit("bench", "--trainer.name bench"), 3600)
-        return net.folder / "runs" / "bench" / "version_0"
+        run = net.submit("bench", "--trainer.name bench")
+        net.await_run(run, 3600)
+        folder = net.folder / "runs" / "bench" / "version_0"
+        if not folder.exists():
+            raise RuntimeError(net.said(run))
+        return folder
 
 
 def figures(run: Path) -> dict[str, float]:

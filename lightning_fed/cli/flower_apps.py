@@ -1,9 +1,12 @@
 """The two apps that Flower starts. A ClientApp is a process for each message, so nothing heavy is loaded for it."""
 
+import os
 import shlex
+import time
 from multiprocessing.connection import Client
 from pathlib import Path
 from re import fullmatch
+from threading import Thread
 from typing import Any
 
 from lightning_fed.errors import expect
@@ -55,9 +58,17 @@ def server_app(folder: Path) -> Any:
             def before_fit(self) -> None:
                 self.trainer.fleet = fleet
 
+        Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
         try:
             OverFlower(["fit", "--config", str(folder / "config.yaml"), *shlex.split(str(config["options"]))])
         except SystemExit as error:  # which Flower would take for a run that goes on
             raise RuntimeError(f"the run ended with code {error.code}; what it said last says why") from error
 
     return app
+
+
+def _end_after(parent: int) -> None:
+    """Ends this process once that which has started it is gone: no round could end, and Flower would try for ever."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)  # at once, as when it is killed: the last checkpoint is whole

@@ -55,8 +55,7 @@ options = ""       # more options of fit, such as "--ckpt_path last"
 """
 _ENVIRONMENT = """# Source this before you start SuperLink, SuperNode or flwr: no telemetry, no look for updates.
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-# Seconds between two looks for work, of the process that starts apps.
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.25
 """
 
 
@@ -74,7 +73,6 @@ class NodeCLI(FederatedCLI):
         parser.add_argument("--clients", type=str | None, default=None, help=_CLIENTS_HELP)
 
     def instantiate_classes(self) -> None:
-        """Builds what a node needs; as in training, from a seed that is set."""
         if self.builds:
             super().instantiate_classes()
 
@@ -96,9 +94,8 @@ def main(words: list[str]) -> int:
         len(words) > 1 and words[0] in tasks and not words[1].startswith("-"),
         f"Expected `flower new FOLDER` or `flower node FOLDER`, then options of fit, got {' '.join(words)[:200]!r}.",
     )
-    folder = Path(words[1]).absolute()
-    name = folder.name
-    expect(re.fullmatch(r"[A-Za-z][\w-]*", name), f"Expected a folder named by letters, digits, - and _, got {name!r}.")
+    folder, expected = Path(words[1]).absolute(), "Expected a folder named by letters, digits, - and _"
+    expect(re.fullmatch(r"[A-Za-z][\w-]*", folder.name), f"{expected}, got {folder.name!r}.")
     tasks[words[0]](folder, words[2:])
     return 0
 
@@ -139,10 +136,9 @@ def _numbers(text: str | None) -> list[int]:
     found = list[int]()
     for part in (text or "").split(","):
         ends = re.fullmatch(r"\s*(\d+)(?::(\d+))?\s*", part)
-        expect(ends, f"Expected `--clients` such as 0:5,7, the node's clients in the whole fleet, got {text!r}.")
-        assert ends is not None
-        first, end = ends.groups()
-        found += range(int(first), int(end or int(first) + 1))
+        if ends is None:
+            raise FederatedError(f"Expected `--clients` such as 0:5,7, numbers in the whole fleet, got {text!r}.")
+        found += range(int(ends[1]), int(ends[2] or int(ends[1]) + 1))
     return found
 
 

@@ -18,6 +18,8 @@ from lightning_fed.engines.fleet.packets import unpack
 from lightning_fed.trainer.fleet import LocalFleet, Node
 from tests.flower.test_methods import BASE, CLIENTS, gap, in_process, weights
 
+pytestmark = pytest.mark.slow
+
 # Clients keep a head of their own, so that one who goes on from another round's would show.
 METHOD = f"{BASE} --client FedPer --trainer.clients_per_round 20"
 PARTS = [range(9), range(9, 20)]

@@ -3,14 +3,18 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from benchmarks.flower_net import Net, wait_for
 from tests.flower.test_methods import BASE, gap, in_process, weights
+
+pytestmark = pytest.mark.slow
 
 # As docs/network.md has it.
 CERTIFICATES = """
 openssl req -x509 -newkey rsa:3072 -nodes -days 365 -subj /CN=our-study -keyout ca.key -out ca.pem
-openssl req -newkey rsa:3072 -nodes -subj /CN=127.0.0.1 -keyout server.key -out server.csr
-printf 'subjectAltName = IP:127.0.0.1' > server.ext
+openssl req -newkey rsa:3072 -nodes -subj /CN=localhost -keyout server.key -out server.csr
+printf 'subjectAltName = DNS:localhost,IP:127.0.0.1' > server.ext
 openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 365 -extfile server.ext -out server.pem
 ssh-keygen -q -t ecdsa -b 384 -N '' -f node0
 ssh-keygen -q -t ecdsa -b 384 -N '' -f node1

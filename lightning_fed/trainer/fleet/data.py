@@ -112,5 +112,4 @@ class NodeData(WrappedData):
     def val_dataloader(self) -> list[Any]:
         return []
 
-    def test_dataloader(self) -> list[Any]:
-        return []
+    test_dataloader = val_dataloader

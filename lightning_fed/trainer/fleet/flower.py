@@ -41,8 +41,8 @@ class FlowerFleet:
                 self._awaited = 0
                 return said
             if len(said) != waits:
-                waits = len(said)
-                rank_zero_info(f"Waits for {self._awaited} nodes; {waits} of them are there.")
+                rank_zero_info(f"Waits for {self._awaited} nodes; {len(said)} of them are there.")
+            waits = len(said)
             time.sleep(2.0)
 
     def ask(self, packets: Mapping[str, bytes]) -> dict[str, bytes | str]:

@@ -79,18 +79,28 @@ class Evaluation(LightningDataModule):
     def val_dataloader(self) -> Any:
         return DataLoader(points(12, seed=1), batch_size=8)
 
+    test_dataloader = val_dataloader
+
+
+class Graded(Classifier):
+    """Logs a loss of the test set too."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test/loss", self.loss(batch))
+
 
 def test_a_server_validates_on_data_of_its_own(tmp_path: Any) -> None:
-    trainer = lambda: federated_trainer(tmp_path, max_rounds=2, precision="64-true")  # noqa: E731
-    model = lambda: (torch.manual_seed(0), Classifier())[1]  # noqa: E731
+    options: Any = {"max_rounds": 2, "precision": "64-true", "check_test_every_n_rounds": 1}
+    trainer = lambda: federated_trainer(tmp_path, **options)  # noqa: E731
+    model = lambda: (torch.manual_seed(0), Graded())[1]  # noqa: E731
     data = make_data("unequal")
-    data.val_dataloader = Evaluation().val_dataloader  # type: ignore[method-assign]
+    data.val_dataloader = data.test_dataloader = Evaluation().val_dataloader  # type: ignore[method-assign]
     here, there, fleet = trainer(), trainer(), fleet_of(trainer, net=model)
     here.fit(model(), data)
     there.fleet = fleet
     there.fit(model(), Evaluation())
     fleet.close()
-    assert "val/loss" in rows_of(there)
+    assert {"val/loss", "test/loss"} <= rows_of(there).keys()
     assert rows_of(here) == pytest.approx(rows_of(there), rel=1e-12)
     assert there.validate(verbose=False)[0]["val/loss"] == pytest.approx(rows_of(here)["val/loss"])
 
