@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.environment import machine, start_with_settings
 from benchmarks.flower_net import BIN, Net
-from lightning_fed.cli.commands.flower import NodeCLI
+from lightning_fed.cli.flower_command import NodeCLI
 from lightning_fed.cli.federated_cli import FederatedCLI
 from lightning_fed.trainer.fleet import LocalFleet, Node
 
