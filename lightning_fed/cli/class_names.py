@@ -12,7 +12,6 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from jsonargparse._common import ImportDenied, check_import_path
 from jsonargparse._typehints import get_all_subclass_paths
-from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_fed.cli import COMMANDS, OF_TRAINER
 from lightning_fed.cli.exits import debugging, exit_with
@@ -166,4 +165,6 @@ def load_shared() -> None:
     """Loads all shared classes, to list them; says of each that fails why, and goes on."""
     for one in _shared().values():
         if said := _failure(one):
+            from lightning.pytorch.utilities import rank_zero_warn  # here, as a typing error needs no Lightning
+
             rank_zero_warn(said)
