@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.environment import machine, start_with_settings
 from benchmarks.flower_net import BIN, Net
 from lightning_fed.cli.federated_cli import FederatedCLI
-from lightning_fed.cli.flower_command import NodeCLI
+from lightning_fed.cli.flower.command import NodeCLI
 from lightning_fed.trainer.fleet import LocalFleet, Node
 
 _WORDS = "--config quickstart --trainer.enable_progress_bar false --trainer.enable_model_summary false"

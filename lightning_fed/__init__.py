@@ -15,21 +15,9 @@ if TYPE_CHECKING:
     from lightning_fed.trainer import FederatedTrainer, FullGradients, Participation, Tolerance
 
 __all__ = [
-    "Client",
-    "Cohort",
-    "FederatedCallback",
-    "FederatedError",
-    "FederatedTrainer",
-    "FullGradients",
-    "Need",
-    "Participation",
-    "ReducedUpdate",
-    "Tolerance",
-    "Update",
-    "load_client_model",
-    "load_runs",
-    "testing",
-]
+    "Client", "Cohort", "FederatedCallback", "FederatedError", "FederatedTrainer", "FullGradients", "Need",
+    "Participation", "ReducedUpdate", "Tolerance", "Update", "load_client_model", "load_runs", "testing",
+]  # fmt: skip
 __version__ = "0.3.0"
 
 # Loaded on first use: commands that need no trainer, such as `lightning-fed report`, start without Lightning.
@@ -58,7 +46,7 @@ _COMMANDS = {
     "dashboard": ("lab.dashboard_command", False),
     "attack": ("lab.attack.command", True),
     "privacy": ("lab.privacy_command", False),
-    "flower": ("cli.flower_command", True),
+    "flower": ("cli.flower.command", True),
     "configs": ("cli.configs_command", False),
     "completion": ("cli.completion_command", True),
 }

@@ -9,20 +9,9 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 __all__ = [
-    "Diverged",
-    "FederatedError",
-    "add_note",
-    "expect",
-    "expect_choice",
-    "expect_count",
-    "expect_number",
-    "expect_one_each",
-    "expect_variables",
-    "import_extra",
-    "is_count",
-    "is_number",
-]
-
+    "Diverged", "FederatedError", "add_note", "expect", "expect_choice", "expect_count", "expect_number",
+    "expect_one_each", "expect_variables", "import_extra", "is_count", "is_number",
+]  # fmt: skip
 
 _Value = TypeVar("_Value")
 _SINGLE = 2.0**128  # numbers of single precision, in which models compute, are below this

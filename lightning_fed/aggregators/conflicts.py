@@ -29,16 +29,9 @@ from lightning_fed.functional.geometry import combine_rows, gram_matrix, value_o
 from lightning_fed.functional.server import term_weights
 
 __all__ = [
-    "TIES",
-    "CombiningAggregator",
-    "FedAWA",
-    "FedFV",
-    "FedGaLAServer",
-    "FedMGDA",
-    "FedOMG",
-    "PCGrad",
+    "TIES", "CombiningAggregator", "FedAWA", "FedFV", "FedGaLAServer", "FedMGDA", "FedOMG", "PCGrad",
     "SignMajority",
-]
+]  # fmt: skip
 
 
 class SignMajority(Aggregator):

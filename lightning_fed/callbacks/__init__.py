@@ -15,20 +15,7 @@ from lightning_fed.callbacks.privacy import CentralDP, LocalDP
 from lightning_fed.callbacks.progress import FederatedProgressBar
 
 __all__ = [
-    "CentralDP",
-    "ClientEvaluation",
-    "QSGD",
-    "ClipUpdates",
-    "DistributionGap",
-    "FederatedCheckpoint",
-    "FederatedProgressBar",
-    "FinalPictures",
-    "FrozenParameters",
-    "GradientDissimilarity",
-    "LocalDP",
-    "Payload",
-    "UpdateAgreement",
-    "UpdateGeometry",
-    "RandomK",
-    "TopK",
-]
+    "CentralDP", "ClientEvaluation", "QSGD", "ClipUpdates", "DistributionGap", "FederatedCheckpoint",
+    "FederatedProgressBar", "FinalPictures", "FrozenParameters", "GradientDissimilarity", "LocalDP", "Payload",
+    "UpdateAgreement", "UpdateGeometry", "RandomK", "TopK",
+]  # fmt: skip

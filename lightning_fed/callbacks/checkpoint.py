@@ -15,7 +15,6 @@ from lightning_fed.runs.statistics import Goal, goal_of
 
 __all__ = ["FederatedCheckpoint"]
 
-
 # The metrics tried, in this order, when no monitor is given; both spellings are common.
 _USUAL = ("val/acc", "val_acc", "val/loss", "val_loss")
 

@@ -21,7 +21,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["StockCallbacks", "unfrozen"]
 
-
 _ACCELERATORS: dict[str, Any] = {"cpu": CPUAccelerator, "cuda": CUDAAccelerator, "mps": MPSAccelerator}
 
 

@@ -15,7 +15,6 @@ from lightning_fed.core.updates import Cohort, ReducedUpdate, Update
 
 __all__ = ["FederatedProgressBar", "model_summary", "newest_metrics"]
 
-
 _TICK_S = 0.1
 _LINE_S = 10.0  # a log file gets no line sooner than this after the last, but for the first round and the last
 _PARTS = ("test", "val")

@@ -17,17 +17,9 @@ from lightning_fed.cli import COMMANDS, OF_TRAINER
 from lightning_fed.cli.exits import debugging, exit_with
 
 __all__ = [
-    "class_arguments",
-    "classes_for",
-    "command_options",
-    "did_you_mean",
-    "find_class",
-    "listing",
-    "load_shared",
-    "shared_path",
-    "unknown_command",
-]
-
+    "class_arguments", "classes_for", "command_options", "did_you_mean", "find_class", "listing", "load_shared",
+    "shared_path", "unknown_command",
+]  # fmt: skip
 
 _MOST_NAMES = 12
 

@@ -8,7 +8,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["main", "make_parser", "options_of_commands"]
 
-
 _EVERYWHERE = ("debug", "safe_imports", "help")
 _FILES = ("config", "study", "ckpt_path")
 

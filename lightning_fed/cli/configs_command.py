@@ -12,7 +12,6 @@ from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["find_config", "main", "make_parser", "shipped_configs", "with_found_configs"]
 
-
 _OPTIONS = ("--config", "-c")
 
 

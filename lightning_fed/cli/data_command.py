@@ -17,7 +17,6 @@ from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["main", "make_parser"]
 
-
 _DESCRIPTION = "Shows the data and their split in numbers and pictures before you train. Takes the options of fit."
 
 

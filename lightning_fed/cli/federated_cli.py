@@ -43,7 +43,6 @@ from lightning_fed.trainer.bookkeeping import going_on
 
 __all__ = ["FederatedCLI", "parser_of"]
 
-
 _LARGEST_SEED = 2**32 - 1
 _NOT_OF_THE_EXPERIMENT = (
     "config", "ckpt_path", "weights_only", "return_predictions", "verbose", "output", "link_data"

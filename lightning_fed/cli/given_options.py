@@ -23,15 +23,9 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.trainer.options import ALIASES, FOREIGN, own_arguments, same_twice
 
 __all__ = [
-    "LINKED",
-    "LinkedArgument",
-    "Renames",
-    "fill_from_data",
-    "leave_to_the_data",
-    "linked_arguments",
+    "LINKED", "LinkedArgument", "Renames", "fill_from_data", "leave_to_the_data", "linked_arguments",
     "mark_as_linked",
-]
-
+]  # fmt: skip
 
 LINKED = frozenset(
     {"num_classes", "class_names", "input_shape", "in_channels", "image_size", "in_features", "mean", "std"}

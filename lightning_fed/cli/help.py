@@ -25,7 +25,6 @@ from lightning_fed.trainer.callback_order import WORKING
 
 __all__ = ["HelpAction", "command_help"]
 
-
 # Patterns of the options of a task; an option is in the first that has it.
 _TASKS = {
     "": "help config print_config",

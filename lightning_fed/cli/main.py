@@ -15,7 +15,6 @@ from lightning_fed.errors import FederatedError, expect_variables
 
 __all__ = ["ABOUT", "main"]
 
-
 _SAFE = "LIGHTNING_FED_SAFE_IMPORTS"  # which the other processes of a run read
 _DESCRIPTION = "Federated learning on PyTorch Lightning. Give options in YAML files, variables or on the command line."
 _EPILOG = (

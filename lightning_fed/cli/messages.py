@@ -22,7 +22,6 @@ from lightning_fed.trainer.options import FOREIGN
 
 __all__ = ["explain"]
 
-
 _GIVES_DATA = ("--data", "--config", "-c")
 _MISSING_FILE = re.compile(
     r"Parser key \"(?P<key>[\w.]+)\": (?:(?:File|Path) [a-z ]+: |Unable to load config )['\"](?P<path>.*?)['\"]"

@@ -13,7 +13,6 @@ from lightning_fed.cli.exits import exit_with
 
 __all__ = ["allow_only"]
 
-
 # Packages whose public classes every configuration may name.
 _OURS: tuple[Any, ...] = (aggregators, callbacks, client_algorithms, data, masks, models, sampling)
 

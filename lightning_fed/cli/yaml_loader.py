@@ -14,7 +14,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["ConfigLoader", "PlainLoader", "is_endless", "read_yaml"]
 
-
 _LEVELS, _ALIASED, _LETTERS = 100, 100_000, 100
 _TEXT, _IN_BASE_60 = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 

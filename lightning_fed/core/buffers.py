@@ -21,7 +21,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["BufferSet", "FrozenParameters", "GlobalBuffers"]
 
-
 # Frozen parameters are copied only if they are at most this many times as large as the trained ones. An EMA teacher is
 # as large; the foundation model under adapters is much larger, and a copy would cost too much memory.
 _MOST_FROZEN = 4

@@ -21,7 +21,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["ClientStates", "FOLDER"]
 
-
 FOLDER = "client_states"
 
 # KEY/CLIENT-VERSION-CHECKSUM.npy; KEY/CLIENT is the name of a record. A checkpoint lists its files by name, and the

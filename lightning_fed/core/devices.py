@@ -12,26 +12,10 @@ from torch import Tensor, nn
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "copy_each",
-    "copy_into",
-    "cudnn_layer",
-    "data_to",
-    "device_streams",
-    "free_memory",
-    "full_precision",
-    "is_device_fault",
-    "on_each",
-    "out_of_memory",
-    "same_each",
-    "same_values",
-    "seed_devices",
-    "set_device_streams",
-    "single_at_least",
-    "to_device",
-    "why_not_mixed",
-    "wide_dtype",
-]
-
+    "copy_each", "copy_into", "cudnn_layer", "data_to", "device_streams", "free_memory", "full_precision",
+    "is_device_fault", "on_each", "out_of_memory", "same_each", "same_values", "seed_devices", "set_device_streams",
+    "single_at_least", "to_device", "why_not_mixed", "wide_dtype",
+]  # fmt: skip
 
 # For these dtypes torch runs an operation on a list of tensors as one kernel; CUDA refuses some of the others.
 _LISTED = frozenset({

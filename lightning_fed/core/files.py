@@ -13,17 +13,9 @@ from typing import Any, BinaryIO
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "WriteError",
-    "append_whole",
-    "csv_text",
-    "open_atomically",
-    "open_regular",
-    "png",
-    "read_regular",
-    "write_atomically",
-    "writing",
-]
-
+    "WriteError", "append_whole", "csv_text", "open_atomically", "open_regular", "png", "read_regular",
+    "write_atomically", "writing",
+]  # fmt: skip
 
 _RUNS = "--trainer.default_root_dir"
 

@@ -46,7 +46,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["FederatedCallback", "HookCaller", "ONCE_A_ROUND", "TrainerLike", "is_stock"]
 
-
 # Hooks of Lightning's own callbacks that are not called as such, but by `callbacks.lightning_callbacks` once a round.
 ONCE_A_ROUND: dict[str, frozenset[str]] = {
     "ModelCheckpoint": frozenset({"setup", "on_train_batch_end", "on_validation_end", "on_train_epoch_end"}),

@@ -16,7 +16,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["LogOptions", "LoggedValue", "TOTALS", "expect_free", "scalar"]
 
-
 TOTALS = ("samples", "gradients", "comm/rounds", "comm/bytes_down", "comm/bytes_up")
 """The columns that are sums over the run."""
 

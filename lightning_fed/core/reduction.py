@@ -13,7 +13,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["LongSum", "RoundReducer", "is_averaged"]
 
-
 # How many vectors are added up in single precision before their sum is added to one in double precision.
 _BLOCK = 32
 # Shape and dtype of what clients send besides their updates.

@@ -19,22 +19,9 @@ from lightning_fed.core.devices import device_streams, seed_devices, set_device_
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "GENERATORS",
-    "MAX_SEED",
-    "Purpose",
-    "generator_for",
-    "global_streams",
-    "isolated_streams",
-    "kept_streams",
-    "numpy_generator_for",
-    "run_seed",
-    "seed_everywhere",
-    "seed_for",
-    "seed_generators",
-    "seed_host",
-    "seeds_for",
-]
-
+    "GENERATORS", "MAX_SEED", "Purpose", "generator_for", "global_streams", "isolated_streams", "kept_streams",
+    "numpy_generator_for", "run_seed", "seed_everywhere", "seed_for", "seed_generators", "seed_host", "seeds_for",
+]  # fmt: skip
 
 MAX_SEED = 2**63 - 1
 GENERATORS = (torch.Generator, np.random.RandomState, np.random.Generator, random.Random)

@@ -24,17 +24,9 @@ from lightning_fed.core.vector import ParameterVector
 from lightning_fed.errors import FederatedError, expect_choice, expect_count, expect_number, is_number
 
 __all__ = [
-    "CompileMode",
-    "EngineName",
-    "FullGradients",
-    "LocalOptions",
-    "NoState",
-    "NoStateError",
-    "Tolerance",
-    "TrainState",
-    "names_kept",
-]
-
+    "CompileMode", "EngineName", "FullGradients", "LocalOptions", "NoState", "NoStateError", "Tolerance",
+    "TrainState", "names_kept",
+]  # fmt: skip
 
 # What clients keep their personal parameters under in their states.
 PERSONAL = "personal"

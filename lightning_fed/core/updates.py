@@ -8,19 +8,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "ByRound",
-    "Client",
-    "Cohort",
-    "Need",
-    "Packed",
-    "ReducedUpdate",
-    "RoundCounts",
-    "StartGradient",
-    "StartGradients",
-    "Update",
-    "at_round",
-]
-
+    "ByRound", "Client", "Cohort", "Need", "Packed", "ReducedUpdate", "RoundCounts", "StartGradient",
+    "StartGradients", "Update", "at_round",
+]  # fmt: skip
 
 StartGradient: TypeAlias = Literal["none", "client", "cohort"]
 # What is sent in place of δ_i: tensors, which take the bytes of their dtype, or integers with the bits that each takes.

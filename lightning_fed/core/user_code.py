@@ -22,21 +22,9 @@ from lightning_fed.core.seeding import GENERATORS
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "BatchTransfer",
-    "Held",
-    "accepts",
-    "batch_transfer",
-    "describe",
-    "is_ours",
-    "is_own",
-    "lightning_class",
-    "loss_of",
-    "overrides",
-    "own_places",
-    "own_uses",
-    "requires",
-]
-
+    "BatchTransfer", "Held", "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class",
+    "loss_of", "overrides", "own_places", "own_uses", "requires",
+]  # fmt: skip
 
 # The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
 PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")

@@ -20,18 +20,9 @@ from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "BatchSource",
-    "EvalBatches",
-    "EvalLoader",
-    "EvalLoaders",
-    "JoinedBatches",
-    "LoaderSource",
-    "SetBatches",
-    "TensorSource",
-    "WrappedSource",
-    "map_inputs",
-    "num_samples",
-]
+    "BatchSource", "EvalBatches", "EvalLoader", "EvalLoaders", "JoinedBatches", "LoaderSource", "SetBatches",
+    "TensorSource", "WrappedSource", "map_inputs", "num_samples",
+]  # fmt: skip
 
 
 @runtime_checkable

@@ -46,7 +46,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["ClientData", "Part"]
 
-
 Part: TypeAlias = Literal["val", "test", "unseen"]
 SEEN_SCHEMES, NEW_SCHEME = "seen_schemes", "new_scheme"
 

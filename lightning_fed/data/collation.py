@@ -14,7 +14,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["CheckedCollate", "Collate", "Loading", "Requests", "SeededReads", "close_workers"]
 
-
 Collate: TypeAlias = Callable[[list[Any]], Any]
 
 

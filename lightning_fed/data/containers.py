@@ -16,7 +16,6 @@ from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["ClientDatasets", "Columns", "DEFAULT_CLIENTS", "are_columns", "are_datasets", "as_dataset"]
 
-
 DEFAULT_CLIENTS = 10
 _MOST_COUNTED = 1_000_000  # samples of a stream without a length; beyond that it may have no end
 

@@ -30,7 +30,6 @@ from lightning_fed.errors import FederatedError, expect, expect_count
 
 __all__ = ["FederatedDataModule"]
 
-
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 

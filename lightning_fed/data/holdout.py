@@ -15,17 +15,9 @@ from lightning_fed.data.split import Split
 from lightning_fed.errors import FederatedError, expect_choice, expect_number, is_count, is_number
 
 __all__ = [
-    "CENTRAL",
-    "Division",
-    "DivisionOptions",
-    "HeldOut",
-    "ValSplit",
-    "client_names",
-    "divide",
-    "own_samples",
+    "CENTRAL", "Division", "DivisionOptions", "HeldOut", "ValSplit", "client_names", "divide", "own_samples",
     "unseen_users",
-]
-
+]  # fmt: skip
 
 ValSplit: TypeAlias = Literal["central", "per_client"]
 _Rows: TypeAlias = npt.NDArray[np.int64]

@@ -21,23 +21,10 @@ else:
     AnyDataset = Dataset
 
 __all__ = [
-    "Conversion",
-    "TARGET_NAMES",
-    "Tensors",
-    "as_targets",
-    "expect_one_meaning",
-    "find_class_lists",
-    "find_conversion",
-    "find_targets",
-    "find_tensors",
-    "find_users",
-    "first_input",
-    "first_part",
-    "length",
-    "map_tensors",
-    "name_kind",
-]
-
+    "Conversion", "TARGET_NAMES", "Tensors", "as_targets", "expect_one_meaning", "find_class_lists",
+    "find_conversion", "find_targets", "find_tensors", "find_users", "first_input", "first_part", "length",
+    "map_tensors", "name_kind",
+]  # fmt: skip
 
 Tensors: TypeAlias = tuple[Tensor, ...] | dict[str, Tensor]
 Conversion: TypeAlias = Callable[[Tensor], Tensor]

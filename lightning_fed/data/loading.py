@@ -28,7 +28,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["Datasets", "LoadedData"]
 
-
 _MOST_CLASSES = 10_000  # of few samples
 
 

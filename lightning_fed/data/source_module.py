@@ -28,7 +28,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["GivenLoaders", "SourceModule", "expect_source", "is_datamodule", "read_loader"]
 
-
 EvalStage: TypeAlias = Literal["val", "test", "predict"]
 _STAGES = {"val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
 _PLAIN = (SequentialSampler, RandomSampler)

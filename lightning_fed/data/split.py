@@ -12,7 +12,6 @@ from lightning_fed.errors import expect
 
 __all__ = ["MOST_PAIRS", "Split", "count_labels", "divergences", "entropies", "label_statistics"]
 
-
 # All pairs of clients are compared up to this number (that of 100 clients), else a sample of this many. A divergence
 # lies in [0, 1], so the mean over the sample has a standard error of at most 0.5 / sqrt(4,950) = 0.007.
 MOST_PAIRS = 4_950

@@ -19,20 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "SampleSheet",
-    "choose_samples",
-    "facts",
-    "image_table",
-    "images_of",
-    "new_figure",
-    "overview",
-    "sample_sheet",
-    "samples_figure",
-    "sizes_figure",
-    "split_figure",
-    "split_figures",
-]
-
+    "SampleSheet", "choose_samples", "facts", "image_table", "images_of", "new_figure", "overview", "sample_sheet",
+    "samples_figure", "sizes_figure", "split_figure", "split_figures",
+]  # fmt: skip
 
 _MAX_ROWS, _MAX_NAMES, _MAX_BINS = 500, 20, 40
 # With more classes a picture of clients by classes shows nothing, and its table can be larger than the data.

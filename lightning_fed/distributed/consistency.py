@@ -18,16 +18,9 @@ from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "Standing",
-    "checksum",
-    "expect_same_data",
-    "expect_same_standing",
-    "follow_first",
-    "plain_options",
-    "share_model",
-    "state_of_first",
-]
-
+    "Standing", "checksum", "expect_same_data", "expect_same_standing", "follow_first", "plain_options",
+    "share_model", "state_of_first",
+]  # fmt: skip
 
 _T = TypeVar("_T")
 _LEAST_SIDE = 32  # for tensors below 8 KiB the sums would save little

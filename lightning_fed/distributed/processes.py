@@ -18,7 +18,6 @@ from lightning_fed.errors import FederatedError, add_note
 
 __all__ = ["LostProcess", "PeerFailure", "Processes"]
 
-
 _T = TypeVar("_T")
 # How often a waiting process checks that the others live, and how long a failed process waits for the others.
 _POLL, _LAST_WORD_S = timedelta(seconds=1), 11.0

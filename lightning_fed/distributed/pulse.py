@@ -11,7 +11,6 @@ from torch.distributed import PrefixStore, Store, Work  # type: ignore[attr-defi
 
 __all__ = ["ENDED", "Failure", "Pulse"]
 
-
 ENDED = "has ended without a message (killed, or out of memory?)"
 
 _PERIOD_S, _GRACE_S = 1.0, 8.0

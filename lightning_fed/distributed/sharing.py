@@ -22,19 +22,9 @@ from lightning_fed.distributed.processes import Processes
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "Assignment",
-    "Logged",
-    "SharedReducer",
-    "assign_clients",
-    "gather_logged",
-    "gather_rows",
-    "logged_here",
-    "logging_alone",
-    "make_reducer",
-    "merge_logged",
-    "sync_metrics",
-]
-
+    "Assignment", "Logged", "SharedReducer", "assign_clients", "gather_logged", "gather_rows", "logged_here",
+    "logging_alone", "make_reducer", "merge_logged", "sync_metrics",
+]  # fmt: skip
 
 # A client of the round, its weight, its distance, its loss if that is needed, and what its process was sent besides.
 _Entry: TypeAlias = tuple[Client, float, float, float | None, dict[str, Kind]]

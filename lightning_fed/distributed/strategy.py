@@ -30,7 +30,6 @@ from lightning_fed.distributed.pulse import ENDED, Pulse
 
 __all__ = ["ClientsStrategy", "NAME", "processes_of"]
 
-
 NAME = "clients"
 
 _T = TypeVar("_T")

@@ -42,7 +42,6 @@ from lightning_fed.engines.watch import ModuleWatch
 
 __all__ = ["AutomaticTrainer", "make_engine"]
 
-
 # A larger chunk is no faster and only takes memory: the fixed cost of a step is already small for each client.
 LARGEST_CHUNK = 128
 # Measured limits (docs/engines.md): with a larger model or batch, a step is so long that sharing it gains nothing.

@@ -18,15 +18,9 @@ from lightning_fed.data.batch_sources import BatchSource
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "Phases",
-    "explained_batches",
-    "local_steps",
-    "read_batches",
-    "samples_in_epoch",
-    "send_order",
+    "Phases", "explained_batches", "local_steps", "read_batches", "samples_in_epoch", "send_order",
     "steps_in_epochs",
-]
-
+]  # fmt: skip
 
 _CHANGE = "set `--data.drop_last true`, or change `--data.batch_size`"
 

@@ -22,7 +22,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["FullGradient"]
 
-
 _CHANGE = "change `--trainer.full_gradients.batch_size`, or set `--trainer.full_gradients.mode eval`"
 
 

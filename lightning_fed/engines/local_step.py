@@ -20,7 +20,6 @@ from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["LocalStep"]
 
-
 _SKIPPED = "`training_step` returned None: such batches are skipped and do not count as local steps."
 
 

@@ -24,7 +24,6 @@ from lightning_fed.engines.vectorized.refusals import attempt, tell
 
 __all__ = ["all_parameters", "plain_training"]
 
-
 _Train: TypeAlias = Callable[[Sequence[int]], Iterator[int]]
 
 

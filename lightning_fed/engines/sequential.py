@@ -34,7 +34,6 @@ from lightning_fed.functional.clients import difference
 
 __all__ = ["ManualStep", "SequentialTrainer"]
 
-
 _LENT = ("_lightning_optimizers", "backward")  # where the module finds what stands in for its optimizers
 _BY_DISTANCE = "divides by the distance that one optimizer travels"
 

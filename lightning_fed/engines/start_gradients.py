@@ -23,7 +23,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["ClientGradients", "ComputedStartGradients", "asks_for_full_gradients"]
 
-
 _LEVELS: tuple[StartGradient, ...] = ("none", "client", "cohort")
 
 

@@ -19,7 +19,6 @@ from lightning_fed.core.seeding import isolated_streams
 
 __all__ = ["Attributes", "agree", "holds_stacked_tensors", "of_torch", "random_states", "without_trace"]
 
-
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # Longer lists and dicts, and larger arrays, count as data and are not copied where contents are followed.
 _MOST_ENTRIES, _MOST_BYTES = 10_000, 1 << 16

@@ -18,7 +18,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["HookGuard", "ModuleWatch"]
 
-
 # Attributes that torch and Lightning themselves set on a module.
 _NOT_OF_THE_USER = frozenset({*vars(LightningModule()), "log"})
 _OF_LIBRARIES = ("torch.", "torchvision.")

@@ -15,17 +15,9 @@ from torch import Tensor
 from lightning_fed.functional.geometry import wide_dtype
 
 __all__ = [
-    "alignment_weights",
-    "cagrad_weights",
-    "fedawa_offsets",
-    "fedfv_weights",
-    "least_norm",
-    "mgda_weights",
-    "pcgrad_weights",
-    "square_of_sum",
-    "ties_mean",
-    "without_conflicts",
-]
+    "alignment_weights", "cagrad_weights", "fedawa_offsets", "fedfv_weights", "least_norm", "mgda_weights",
+    "pcgrad_weights", "square_of_sum", "ties_mean", "without_conflicts",
+]  # fmt: skip
 
 Array: TypeAlias = npt.NDArray[np.float64]
 

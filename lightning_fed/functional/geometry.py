@@ -6,16 +6,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "GradientSpread",
-    "combine_rows",
-    "direction_cosines",
-    "gradient_spread",
-    "gram_matrix",
-    "squared_distances",
-    "value_order",
-    "waits",
-    "wide_dtype",
-]
+    "GradientSpread", "combine_rows", "direction_cosines", "gradient_spread", "gram_matrix", "squared_distances",
+    "value_order", "waits", "wide_dtype",
+]  # fmt: skip
 
 # Columns widened to double precision at a time, so that they stay small beside the matrix itself.
 _COLUMNS = 1 << 16

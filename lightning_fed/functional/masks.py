@@ -11,15 +11,9 @@ from torch import Tensor
 from lightning_fed.errors import FederatedError, expect_choice, is_number
 
 __all__ = [
-    "agreement",
-    "coin_flip_votes",
-    "gradient_and_mask",
-    "magnitude_agreement",
-    "magnitude_agreement_mask",
-    "sand_mask",
-    "sign_agreement_mask",
-    "vote_threshold",
-]
+    "agreement", "coin_flip_votes", "gradient_and_mask", "magnitude_agreement", "magnitude_agreement_mask",
+    "sand_mask", "sign_agreement_mask", "vote_threshold",
+]  # fmt: skip
 
 
 def _as_written(threshold: float) -> Fraction:

@@ -14,17 +14,9 @@ from lightning_fed.errors import FederatedError
 from lightning_fed.functional.geometry import combine_rows, squared_distances, value_order, waits, wide_dtype
 
 __all__ = [
-    "bulyan",
-    "check_bulyan",
-    "check_krum",
-    "check_trim",
-    "coordinate_median",
-    "geometric_median",
-    "krum_scores",
-    "krum_select",
-    "supported_deviations",
-    "trimmed_mean",
-]
+    "bulyan", "check_bulyan", "check_krum", "check_trim", "coordinate_median", "geometric_median", "krum_scores",
+    "krum_select", "supported_deviations", "trimmed_mean",
+]  # fmt: skip
 
 # Coordinates sorted at a time: sorting makes copies and indices, which then stay small beside the matrix itself.
 _COLUMNS = 1 << 16

@@ -9,16 +9,9 @@ from lightning_fed.core import files
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "CommandParser",
-    "aligned",
-    "are",
-    "column_head",
-    "csv_text",
-    "expect_known",
-    "no_apostrophe",
-    "no_formula",
+    "CommandParser", "aligned", "are", "column_head", "csv_text", "expect_known", "no_apostrophe", "no_formula",
     "no_mathematics",
-]
+]  # fmt: skip
 
 
 class CommandParser(argparse.ArgumentParser):

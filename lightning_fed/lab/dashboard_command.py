@@ -12,7 +12,6 @@ from lightning_fed.runs.loggers import logged_in
 
 __all__ = ["build_report", "build_workspace", "main", "make_parser", "sections_of"]
 
-
 # The first sections, in this order; the others follow by name.
 _FIRST = ("test", "val", "train", "per_client", "agreement", "mask", "update", "gradient")
 _ACROSS = 3

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["html", "load_client_model", "load_runs"]
 
-
 # Facts about a split that are left out of the small table.
 _NO_PLACE = ("data", "label entropy", "label divergence", "memory", "hash")
 

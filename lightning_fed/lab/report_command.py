@@ -31,7 +31,6 @@ from lightning_fed.runs.statistics import LAST, Goal, first_as_good, goal_of, kn
 
 __all__ = ["as_study", "at_budget", "choose_metric", "derived_columns", "main", "make_parser", "to_target"]
 
-
 _METHOD = "method"
 _OF_STUDIES = {"profile": "--profile", "source": "--from"}
 _OF_RUNS = {name: f"--{name}" for name in ("metric", "x", "budget", "target", "goal", "baseline")}

@@ -4,13 +4,6 @@ from lightning_fed.models.backbones import CNN, MLP, Backbone, CharLSTM, LeNet, 
 from lightning_fed.models.classifier import Classifier, ImageClassifier
 
 __all__ = [
-    "CNN",
-    "MLP",
-    "Backbone",
-    "CharLSTM",
-    "Classifier",
-    "ImageClassifier",
-    "LeNet",
-    "LogisticRegression",
+    "CNN", "MLP", "Backbone", "CharLSTM", "Classifier", "ImageClassifier", "LeNet", "LogisticRegression",
     "ResNet18",
-]
+]  # fmt: skip

@@ -12,7 +12,6 @@ from lightning_fed.errors import FederatedError, expect_choice, expect_count
 
 __all__ = ["Backbone", "CNN", "CharLSTM", "LeNet", "LogisticRegression", "MLP", "ResNet18", "check_counts"]
 
-
 _NARROWEST = 64  # channels of the first stage; those of the others are multiples
 
 

@@ -6,7 +6,6 @@ from torch.nn import functional as F
 
 __all__ = ["cross_entropy"]
 
-
 _IGNORED = -100  # the label that torch leaves out of the mean
 
 

@@ -23,18 +23,9 @@ from lightning_fed.runs.folder import RunFolder, find_runs, open_run
 from lightning_fed.runs.lock import RunLock
 
 __all__ = [
-    "FORMAT",
-    "expect_layout",
-    "expect_parts",
-    "find_checkpoint",
-    "find_to_train",
-    "primitives_of",
-    "read_checkpoint",
-    "records_of_checkpoints",
-    "save_checkpoint",
-    "seal_of",
-]
-
+    "FORMAT", "expect_layout", "expect_parts", "find_checkpoint", "find_to_train", "primitives_of",
+    "read_checkpoint", "records_of_checkpoints", "save_checkpoint", "seal_of",
+]  # fmt: skip
 
 FORMAT = 2
 # What a run goes on from; later versions may add to it.

@@ -22,21 +22,9 @@ from lightning_fed.runs.lock import RunLock
 from lightning_fed.runs.statistics import Goal, goals_in
 
 __all__ = [
-    "FLAT_NAMES",
-    "GOALS",
-    "LAST_GOOD",
-    "RunFolder",
-    "create_run",
-    "find_runs",
-    "fingerprint",
-    "is_below",
-    "open_run",
-    "read_rows",
-    "read_run",
-    "sealed",
-    "unsealed",
-]
-
+    "FLAT_NAMES", "GOALS", "LAST_GOOD", "RunFolder", "create_run", "find_runs", "fingerprint", "is_below",
+    "open_run", "read_rows", "read_run", "sealed", "unsealed",
+]  # fmt: skip
 
 # Options of a group by their names without the group.
 FLAT_NAMES = {

@@ -15,7 +15,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["RunLock", "remove_leftovers"]
 
-
 _FILE = ".lock"
 # Temporary files of a process that writes: files before they are renamed, and client state that no checkpoint needs.
 _LEFTOVERS = (".*.tmp", "checkpoints/.*.tmp", "client_states/*/.*.tmp", "client_states-*")

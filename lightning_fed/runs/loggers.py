@@ -24,7 +24,6 @@ from lightning_fed.runs.statistics import LAST, Goal, known_goal, number_in, run
 
 __all__ = ["RoundCSVLogger", "RoundWandbLogger", "logged_in", "show_picture"]
 
-
 # Columns of evaluations: their best value and their last ones go into the summary of a run.
 _EVALUATED = ("val/", "test/", "per_client/")
 

@@ -9,21 +9,9 @@ from typing import Literal, TypeAlias
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "Goal",
-    "LAST",
-    "expect_statistic",
-    "first_as_good",
-    "goal_of",
-    "goals_in",
-    "is_reached",
-    "known_goal",
-    "mean_of",
-    "missing_rounds",
-    "number_in",
-    "run_statistic",
-    "words_of",
-]
-
+    "Goal", "LAST", "expect_statistic", "first_as_good", "goal_of", "goals_in", "is_reached", "known_goal",
+    "mean_of", "missing_rounds", "number_in", "run_statistic", "words_of",
+]  # fmt: skip
 
 LAST = 10
 """The number of last rounds whose mean is reported."""

@@ -18,19 +18,7 @@ from lightning_fed.sampling.samplers import (
 from lightning_fed.sampling.work import ClientWork, Stragglers, UnequalWork
 
 __all__ = [
-    "Arrivals",
-    "Availability",
-    "BernoulliAvailability",
-    "ClientSampler",
-    "ClientWork",
-    "CohortDraw",
-    "Participation",
-    "PeriodicAvailability",
-    "PoissonSampler",
-    "Stragglers",
-    "TraceAvailability",
-    "UnequalWork",
-    "UniformSampler",
-    "WeightedSampler",
-    "cohort_size",
-]
+    "Arrivals", "Availability", "BernoulliAvailability", "ClientSampler", "ClientWork", "CohortDraw",
+    "Participation", "PeriodicAvailability", "PoissonSampler", "Stragglers", "TraceAvailability", "UnequalWork",
+    "UniformSampler", "WeightedSampler", "cohort_size",
+]  # fmt: skip

@@ -15,7 +15,6 @@ from lightning_fed.sampling.work import ClientWork, Stragglers
 
 __all__ = ["CohortDraw", "Participation"]
 
-
 _EXAMPLES: dict[str, tuple[type[Any], str]] = {
     "sampler": (ClientSampler, "a ClientSampler, such as UniformSampler"),
     "availability": (Availability, "an Availability, such as BernoulliAvailability"),

@@ -13,15 +13,8 @@ from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.errors import FederatedError, expect, expect_count, expect_number, expect_one_each
 
 __all__ = [
-    "Arrivals",
-    "ClientSampler",
-    "PoissonSampler",
-    "UniformSampler",
-    "WeightedSampler",
-    "cohort_size",
-    "expect_ids",
-]
-
+    "Arrivals", "ClientSampler", "PoissonSampler", "UniformSampler", "WeightedSampler", "cohort_size", "expect_ids",
+]  # fmt: skip
 
 # Who arrives, each with the version of its model (steps of the server); the versions of who trains on; seconds.
 _Step: TypeAlias = tuple[dict[int, int], set[int], float]

@@ -20,7 +20,6 @@ from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["BARS", "INSTEAD", "WORKING", "add_module_callbacks", "expect_covered", "order_callbacks"]
 
-
 # Lightning's own callbacks that work unchanged, some of them called once a round: `callbacks.lightning_callbacks`.
 WORKING = (
     "EarlyStopping", "Timer", "LambdaCallback", "ModelSummary", "RichModelSummary", "ModelCheckpoint",

@@ -26,7 +26,6 @@ from lightning_fed.trainer.lightning_names import LightningNames
 
 __all__ = ["load_weights", "restore_data", "restore_state", "save_checkpoints", "save_last_good", "save_model"]
 
-
 # Parts of a checkpoint of which a value that cannot be stored is left out alone.
 _ONE_BY_ONE = ("callbacks", "hyper_parameters", "datamodule_hyper_parameters")
 

@@ -34,7 +34,6 @@ from lightning_fed.trainer.options import expect_module
 
 __all__ = ["evaluate_clients", "plain_updates"]
 
-
 _Values: TypeAlias = dict[int, dict[str, float]]
 
 _KINDS = ("Binary", "Multiclass", "Multilabel")

@@ -25,19 +25,9 @@ from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 
 __all__ = [
-    "by_set",
-    "eval_mode",
-    "evaluate",
-    "in_stage",
-    "named_loaders",
-    "predict",
-    "print_results",
-    "run_batches",
-    "say_whose",
-    "scored_batches",
-    "seed_evaluation",
-]
-
+    "by_set", "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches",
+    "say_whose", "scored_batches", "seed_evaluation",
+]  # fmt: skip
 
 _STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
 _UNNAMED = "dataloader_idx_"  # Lightning's name for the loaders of a list

@@ -27,15 +27,8 @@ from lightning_fed.errors import FederatedError, expect_variables
 from lightning_fed.trainer.options import TrainerOptions
 
 __all__ = [
-    "announce_device",
-    "launch",
-    "lay_out",
-    "make_fabric",
-    "move_to_device",
-    "set_determinism",
-    "show_optimizers",
-]
-
+    "announce_device", "launch", "lay_out", "make_fabric", "move_to_device", "set_determinism", "show_optimizers",
+]  # fmt: skip
 
 # Most processes for each core, and most machines: a larger number is a typing error that would use up memory.
 _MOST_PROCESSES, _MOST_NODES = 64, 2**16

@@ -44,7 +44,6 @@ from lightning_fed.trainer.lightning_names import LightningNames
 
 __all__ = ["RoundLoop"]
 
-
 # Hooks between clients: the module's weights then are not those from which the next client starts.
 _ROUND_HOOKS = (
     "on_train_epoch_start", "on_round_start", "on_before_server_step", "on_round_end", "on_after_server_step",

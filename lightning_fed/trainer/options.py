@@ -30,22 +30,10 @@ from lightning_fed.runs.folder import FLAT_NAMES, is_below
 from lightning_fed.sampling import Participation
 
 __all__ = [
-    "ALIASES",
-    "FOREIGN",
-    "GROUPS",
-    "INSTEAD",
-    "TrainerOptions",
-    "WITHOUT_EFFECT",
-    "batch_limit",
-    "expect_datamodule",
-    "expect_module",
-    "known_length",
-    "make_options",
-    "own_arguments",
-    "same_twice",
+    "ALIASES", "FOREIGN", "GROUPS", "INSTEAD", "TrainerOptions", "WITHOUT_EFFECT", "batch_limit",
+    "expect_datamodule", "expect_module", "known_length", "make_options", "own_arguments", "same_twice",
     "training_data",
-]
-
+]  # fmt: skip
 
 # Options with another name here: a round is an epoch, and some options are in a group.
 ALIASES = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "check_val_every_n_rounds", **FLAT_NAMES}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.flower_net import ROOT, Net, alive, wait_for
-from lightning_fed.cli.flower_command import NodeCLI
+from lightning_fed.cli.flower.command import NodeCLI
 from lightning_fed.engines.fleet.packets import unpack
 from lightning_fed.trainer.fleet import LocalFleet, Node
 from tests.flower.test_methods import BASE, CLIENTS, gap, in_process, weights

@@ -6,10 +6,6 @@ from lightning_fed.callbacks.diagnostics.final_pictures import FinalPictures
 from lightning_fed.callbacks.diagnostics.updates import UpdateAgreement, UpdateGeometry
 
 __all__ = [
-    "ClientEvaluation",
-    "DistributionGap",
-    "FinalPictures",
-    "GradientDissimilarity",
-    "UpdateAgreement",
+    "ClientEvaluation", "DistributionGap", "FinalPictures", "GradientDissimilarity", "UpdateAgreement",
     "UpdateGeometry",
-]
+]  # fmt: skip

@@ -21,7 +21,6 @@ from lightning_fed.runs.statistics import Goal, known_goal
 
 __all__ = ["ClientEvaluation"]
 
-
 _Model: TypeAlias = Literal["global", "trained", "tuned", "own"]
 _Values: TypeAlias = dict[int, dict[str, float]]
 

@@ -14,7 +14,6 @@ from lightning_fed.functional.geometry import gradient_spread
 
 __all__ = ["DistributionGap", "GradientDissimilarity"]
 
-
 _OWN = ("clients", "test")
 
 

@@ -29,15 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "FinalPictures",
-    "Predictions",
-    "Shown",
-    "agreement_figure",
-    "confusion_figure",
-    "distribution_figure",
+    "FinalPictures", "Predictions", "Shown", "agreement_figure", "confusion_figure", "distribution_figure",
     "predictions_figure",
-]
-
+]  # fmt: skip
 
 _MAX_NAMES = 20
 _COLUMNS = 10

@@ -20,7 +20,6 @@ from lightning_fed.functional.masks import agreement, coin_flip_votes, sign_agre
 
 __all__ = ["RoundTable", "UpdateAgreement", "UpdateGeometry"]
 
-
 _BINS = 20
 
 

@@ -5,14 +5,6 @@ from lightning_fed.client_algorithms.losses.methods import MOON, FedIIR, FedLC, 
 from lightning_fed.client_algorithms.losses.step import ClientLosses
 
 __all__ = [
-    "MOON",
-    "ClientLosses",
-    "FedIIR",
-    "FedLC",
-    "FedNTD",
-    "FedRS",
-    "LogitAdjustment",
-    "LossAlgorithm",
-    "LossCall",
+    "MOON", "ClientLosses", "FedIIR", "FedLC", "FedNTD", "FedRS", "LogitAdjustment", "LossAlgorithm", "LossCall",
     "ModelPass",
-]
+]  # fmt: skip

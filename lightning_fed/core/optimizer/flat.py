@@ -14,7 +14,6 @@ from lightning_fed.core.vector import ParameterVector
 
 __all__ = ["ELEMENTWISE", "FlatOptimizer", "SHARED_STATE"]
 
-
 # Optimizers that step each weight by its own gradients only: a whole vector or matrix then steps like its parts.
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     optim.SGD, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Adagrad,

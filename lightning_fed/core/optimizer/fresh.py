@@ -17,7 +17,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["FreshOptimizers", "expect_own_parameters", "of_torch", "parse_configured"]
 
-
 _SCHEDULER_KEYS = frozenset(LRSchedulerConfig.__dataclass_fields__)
 
 

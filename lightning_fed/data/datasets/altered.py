@@ -17,7 +17,6 @@ from lightning_fed.errors import FederatedError, expect_count, expect_number
 
 __all__ = ["ColoredMNIST", "ColoredMNISTBinary", "FedCMNIST", "FedRotMNIST", "SpuriousMNIST"]
 
-
 _CLASSES = 10
 # Streams of Purpose.SKEW, by the argument ``round``, apart from those of feature skews.
 _ROWS, _TRAIN, _TEST, _SHUFFLED = 16, 17, 18, 19

@@ -15,7 +15,6 @@ from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["CIFAR10", "CIFAR100", "TinyImageNet"]
 
-
 _URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 

@@ -14,7 +14,6 @@ from lightning_fed.errors import expect_number
 
 __all__ = ["Digits"]
 
-
 # Fixed, like the test file of MNIST: all runs must have the same test images.
 _TEST_SPLIT_SEED = 0
 

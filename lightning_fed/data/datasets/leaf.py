@@ -19,7 +19,6 @@ from lightning_fed.errors import FederatedError, expect, expect_count, expect_nu
 
 __all__ = ["FEMNIST", "Shakespeare"]
 
-
 _CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 

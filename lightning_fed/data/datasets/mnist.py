@@ -18,7 +18,6 @@ from lightning_fed.errors import FederatedError, expect_choice
 
 __all__ = ["EMNIST", "FashionMNIST", "IdxImages", "MNIST", "read_idx"]
 
-
 Variant = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 
 _ALL = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

@@ -19,7 +19,6 @@ from lightning_fed.errors import FederatedError, expect, expect_choice, expect_c
 
 __all__ = ["Arrays", "ImageFolders"]
 
-
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
 

@@ -11,7 +11,6 @@ from lightning_fed.errors import FederatedError, expect_choice, expect_count
 
 __all__ = ["MAX_DRAWS", "Owners", "Partitioner", "Reads", "TooSmall", "Values", "by_class", "class_codes", "deal"]
 
-
 Reads: TypeAlias = Literal["nothing", "targets", "users"]
 TooSmall: TypeAlias = Literal["redraw", "refuse", "allow"]
 Values: TypeAlias = npt.NDArray[Any] | None  # a target or user of each sample

@@ -14,7 +14,6 @@ from lightning_fed.errors import expect_number
 
 __all__ = ["DirichletBalanced", "DirichletByClass", "DirichletByClient", "draw_classes"]
 
-
 _Ints = npt.NDArray[np.int64]
 _Shares = npt.NDArray[np.float64]
 

@@ -15,7 +15,6 @@ from lightning_fed.errors import FederatedError
 
 __all__ = ["ArrayFile", "Layout", "SUFFIXES", "as_inputs", "as_labels", "as_numbers"]
 
-
 Layout: TypeAlias = Literal["auto", "NHW", "NHWC", "as_is"]
 
 _CHANNELS = (1, 3, 4)

@@ -19,18 +19,9 @@ from lightning_fed.core.files import WriteError, open_atomically, open_regular
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "ByteImages",
-    "Normalisation",
-    "Storage",
-    "cached_tensors",
-    "data_folder",
-    "fetch_whole",
-    "fingerprint_of",
-    "found_none",
-    "image_dataset",
-    "read_images",
-]
-
+    "ByteImages", "Normalisation", "Storage", "cached_tensors", "data_folder", "fetch_whole", "fingerprint_of",
+    "found_none", "image_dataset", "read_images",
+]  # fmt: skip
 
 # What torch raises for a file that was cut, changed, or is of another kind.
 _UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, zipfile.BadZipFile)

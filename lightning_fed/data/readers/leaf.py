@@ -19,16 +19,9 @@ from lightning_fed.data.readers.files import found_none
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = [
-    "LeafUser",
-    "UNREADABLE",
-    "UserSamples",
-    "known_and_unseen",
-    "leaf_files",
-    "leaf_users",
-    "read_leaf",
+    "LeafUser", "UNREADABLE", "UserSamples", "known_and_unseen", "leaf_files", "leaf_users", "read_leaf",
     "read_text",
-]
-
+]  # fmt: skip
 
 # What a file that is no text, is damaged or does not fit into memory ends in.
 UNREADABLE = (OSError, EOFError, ValueError, RecursionError, MemoryError, zlib.error)

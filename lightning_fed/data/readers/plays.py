@@ -16,18 +16,9 @@ from lightning_fed.data.readers.leaf import UNREADABLE, LeafUser, leaf_users, re
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "LETTERS",
-    "Role",
-    "TextWindows",
-    "UNKNOWN",
-    "WINDOW",
-    "WindowGather",
-    "decode",
-    "encode",
-    "read_plays",
+    "LETTERS", "Role", "TextWindows", "UNKNOWN", "WINDOW", "WindowGather", "decode", "encode", "read_plays",
     "read_roles",
-]
-
+]  # fmt: skip
 
 # The 80 letters of LEAF (S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018), in its order.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -12,15 +12,9 @@ from lightning_fed.data.skews.base import DataFacts, FeatureSkew, Shown
 from lightning_fed.errors import FederatedError, expect_count, expect_number
 
 __all__ = [
-    "BinaryColors",
-    "ClassColors",
-    "ClientColors",
-    "ClientRotation",
-    "ColorSkew",
-    "color_maps",
-    "colored",
+    "BinaryColors", "ClassColors", "ClientColors", "ClientRotation", "ColorSkew", "color_maps", "colored",
     "hues_to_rgb",
-]
+]  # fmt: skip
 
 
 class ColorSkew(FeatureSkew):

@@ -12,18 +12,9 @@ from torch import Tensor
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = [
-    "Body",
-    "Facts",
-    "Tensors",
-    "body_of",
-    "name_of",
-    "pack",
-    "planted",
-    "restored",
-    "squeezed",
-    "unpack",
+    "Body", "Facts", "Tensors", "body_of", "name_of", "pack", "planted", "restored", "squeezed", "unpack",
     "widened",
-]
+]  # fmt: skip
 
 Facts: TypeAlias = dict[str, Any]
 Tensors: TypeAlias = dict[str, Tensor]

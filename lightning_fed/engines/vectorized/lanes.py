@@ -19,7 +19,6 @@ from lightning_fed.core.updates import Client
 
 __all__ = ["Lanes", "StackedVector", "keep_freed_memory"]
 
-
 # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of <malloc.h>: keep up to 256 MiB, for blocks up to 32 MiB (the maximum).
 _OPTIONS = ((-1, 1 << 28), (-3, 1 << 25))
 _CHOSEN_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")

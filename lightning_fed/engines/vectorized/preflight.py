@@ -24,7 +24,6 @@ from lightning_fed.engines.vectorized.step import StackedStep
 
 __all__ = ["StepProbe"]
 
-
 # For all processes together, which usually share a machine; on a GPU half of the free memory is used.
 _BYTES_ON_CPU = 2 << 30
 

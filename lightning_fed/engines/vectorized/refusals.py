@@ -13,18 +13,9 @@ from lightning_fed.core.devices import is_device_fault, out_of_memory
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "CannotStack",
-    "FEWEST_LANES",
-    "MANY_CLIENTS",
-    "attempt",
-    "cause_of",
-    "first_sentence",
-    "is_of_many",
-    "of_one_client",
-    "refusal",
-    "tell",
-]
-
+    "CannotStack", "FEWEST_LANES", "MANY_CLIENTS", "attempt", "cause_of", "first_sentence", "is_of_many",
+    "of_one_client", "refusal", "tell",
+]  # fmt: skip
 
 _T = TypeVar("_T")
 tell = logging.getLogger("lightning.pytorch").info  # in every process: each falls back by itself

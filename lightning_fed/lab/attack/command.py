@@ -33,7 +33,6 @@ from lightning_fed.trainer.options import expect_datamodule
 
 __all__ = ["Build", "Outputs", "main", "make_parser", "read_outputs", "shadow_confidences"]
 
-
 Build: TypeAlias = Callable[[int], tuple[FederatedTrainer, LightningModule]]
 
 _DESCRIPTION = (

@@ -11,7 +11,6 @@ from lightning_fed.errors import FederatedError, expect_count
 
 __all__ = ["AttackOptions", "COLUMNS", "FIGURES", "TABLE", "attack_columns", "expect_sound_attack"]
 
-
 TABLE = "attack.csv"
 """The file in a run's folder, with a row for each attack on its model."""
 

@@ -20,21 +20,9 @@ from lightning_fed.runs.folder import read_rows
 from lightning_fed.runs.statistics import mean_of
 
 __all__ = [
-    "MOST_LINES",
-    "client_table",
-    "coded",
-    "config_differences",
-    "details_of_runs",
-    "differing",
-    "html_table",
-    "in_pairs",
-    "run_config",
-    "run_options",
-    "section",
-    "split_pictures",
-    "whole_page",
-]
-
+    "MOST_LINES", "client_table", "coded", "config_differences", "details_of_runs", "differing", "html_table",
+    "in_pairs", "run_config", "run_options", "section", "split_pictures", "whole_page",
+]  # fmt: skip
 
 MOST_LINES = 14
 """The largest number of methods that colours and dashes can tell apart in one picture."""

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "KINDS", "curve", "curves_html", "limits", "panels_figure", "picture", "tuning_html"]
 
-
 # The colours of Okabe and Ito, "Color universal design" (2008), for readers with any colour vision. Their yellow is
 # left out, as it is too pale for a line on white. From the eighth method on the line style changes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -18,30 +18,10 @@ from lightning_fed.runs.folder import RunFolder, read_rows, read_run
 from lightning_fed.runs.statistics import mean_of, missing_rounds, number_in, words_of
 
 __all__ = [
-    "COSTS",
-    "Columns",
-    "Cost",
-    "MeasuredRun",
-    "Method",
-    "PREFERRED",
-    "Summary",
-    "TO_REACH",
-    "axis_label",
-    "columns_of",
-    "counted",
-    "group_runs",
-    "is_measured",
-    "is_share",
-    "load_runs",
-    "notes_on_ends",
-    "notes_on_window",
-    "over_seeds",
-    "read_metrics",
-    "spent",
-    "summarize",
-    "summarize_found",
-]
-
+    "COSTS", "Columns", "Cost", "MeasuredRun", "Method", "PREFERRED", "Summary", "TO_REACH", "axis_label",
+    "columns_of", "counted", "group_runs", "is_measured", "is_share", "load_runs", "notes_on_ends",
+    "notes_on_window", "over_seeds", "read_metrics", "spent", "summarize", "summarize_found",
+]  # fmt: skip
 
 Columns = dict[str, dict[int, float]]
 """Measured values by column and round; rounds without a measurement have no entry."""

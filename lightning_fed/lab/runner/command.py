@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "make_parser", "rounds_of", "study_folder", "telling_runs"]
 
-
 _RUNS = Path("runs/studies")
 _TRIED, _BY_DEFAULT, _LONGEST = 3, 100, 1e6  # rounds, rounds, seconds of a round
 _NAMES = ("max_rounds", "max_epochs")

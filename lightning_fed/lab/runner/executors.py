@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Pool", "TASK_LOGS", "Task", "make_executor", "seconds_left", "train_in_tasks"]
 
-
 _LOOK_S = 1.0
 _EARLY = "ended early, as other trials are better"
 _WORKER = "lightning_fed.lab.runner.worker"

@@ -22,7 +22,6 @@ from lightning_fed.lab.studies.study import PARTS, Name, Study, expect_sound, na
 
 __all__ = ["help_on_keys", "load_study"]
 
-
 _SHORT = {"option", "values"}
 _WORDS = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 

@@ -27,18 +27,9 @@ from lightning_fed.lab.studies.cells import Cell
 from lightning_fed.runs.folder import RunFolder, open_run, read_rows, sealed, unsealed
 
 __all__ = [
-    "Guard",
-    "LOG",
-    "RECORD",
-    "done_run",
-    "expect_below",
-    "hash_of",
-    "measured_run",
-    "optuna_storage",
-    "rounds_trained",
-    "write_record",
-]
-
+    "Guard", "LOG", "RECORD", "done_run", "expect_below", "hash_of", "measured_run", "optuna_storage",
+    "rounds_trained", "write_record",
+]  # fmt: skip
 
 Guard = Callable[[], None]
 """Restricts the imports of a process, see ``--safe_imports``."""

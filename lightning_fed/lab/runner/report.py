@@ -35,7 +35,6 @@ from lightning_fed.runs.statistics import known_goal, run_statistic
 
 __all__ = ["collect", "in_order", "joined", "report_study"]
 
-
 _Key = tuple[str, ...]
 _FILES = {"md": "table.md", "csv": "table.csv", "tex": "table.tex", "html": "report.html"}
 _FILES |= {kind: f"curves.{kind}" for kind in KINDS}

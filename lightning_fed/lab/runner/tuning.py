@@ -27,17 +27,9 @@ if TYPE_CHECKING:
     import optuna
 
 __all__ = [
-    "Attempt",
-    "Group",
-    "expect_sound_stages",
-    "groups_of",
-    "key_of",
-    "tune",
-    "tuned_together",
-    "value_of",
+    "Attempt", "Group", "expect_sound_stages", "groups_of", "key_of", "tune", "tuned_together", "value_of",
     "with_choices",
-]
-
+]  # fmt: skip
 
 _JOURNAL, _LOCK = "tuning.log", "tuning.lock"
 

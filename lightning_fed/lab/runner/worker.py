@@ -41,7 +41,6 @@ from lightning_fed.trainer import FederatedTrainer
 
 __all__ = ["Pruning", "end_with_parent", "mistake_in", "train_cell"]
 
-
 _FIRST = 0.2
 _BETWEEN_RUNS = 10**6
 

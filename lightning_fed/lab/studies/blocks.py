@@ -21,7 +21,6 @@ from lightning_fed.runs.statistics import Goal, known_goal
 
 __all__ = ["drawn", "heading", "study_blocks", "table_lines", "tuned_block", "tuning_charts"]
 
-
 _LEVELS = (0.001, 0.01, 0.05)
 _MEASURES = ("metric", "statistic")
 

@@ -26,19 +26,9 @@ from lightning_fed.lab.studies.study import (
 )
 
 __all__ = [
-    "Cell",
-    "Watch",
-    "at_edge",
-    "cells_of",
-    "chosen_by",
-    "combinations",
-    "edges_of",
-    "folder_of",
-    "in_profile",
-    "make_cell",
-    "parameters_of",
-]
-
+    "Cell", "Watch", "at_edge", "cells_of", "chosen_by", "combinations", "edges_of", "folder_of", "in_profile",
+    "make_cell", "parameters_of",
+]  # fmt: skip
 
 _LONGEST = 120
 

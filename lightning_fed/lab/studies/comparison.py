@@ -21,24 +21,10 @@ from lightning_fed.lab.studies.study import Report, Study
 from lightning_fed.runs.statistics import Goal, goal_of
 
 __all__ = [
-    "PairedDifference",
-    "Verdict",
-    "average_ranks",
-    "chance",
-    "equal_losses",
-    "has_settled",
-    "holm_adjusted",
-    "is_level",
-    "paired_difference",
-    "pairs_needed",
-    "power",
-    "still_improves",
-    "value_of",
-    "verdict_on",
-    "visible_gain",
-    "with_equal_loss",
-]
-
+    "PairedDifference", "Verdict", "average_ranks", "chance", "equal_losses", "has_settled", "holm_adjusted",
+    "is_level", "paired_difference", "pairs_needed", "power", "still_improves", "value_of", "verdict_on",
+    "visible_gain", "with_equal_loss",
+]  # fmt: skip
 
 _RESAMPLES, _COVERAGE = 9999, 0.95
 _FEWEST = 10  # of fewer pairs the resampled means lie too close to each other, however many are drawn

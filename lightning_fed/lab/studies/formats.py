@@ -18,7 +18,6 @@ from lightning_fed.lab.studies.table import StudyTable, TableCell
 
 __all__ = ["Block", "as_latex", "as_markdown", "as_text", "panels_of", "paragraphs", "study_page", "without_constants"]
 
-
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": r"\textbar{}",

@@ -15,7 +15,6 @@ from lightning_fed.lab.common import expect_known
 
 __all__ = ["Figure", "PublishedFigures", "published_files", "read_published"]
 
-
 _FOLDER = Path(__file__).parent / "figures"
 _FIXED = ("table", "value", "std")
 

@@ -17,20 +17,9 @@ from lightning_fed.lab.report.runs import MeasuredRun
 from lightning_fed.runs.statistics import LAST, Goal, goals_in, known_goal, number_in, run_statistic
 
 __all__ = [
-    "AT_EQUAL",
-    "BESIDE",
-    "RESERVED",
-    "StudyResults",
-    "StudyRun",
-    "TO_TARGET",
-    "Trial",
-    "is_lost",
-    "read_results",
-    "table_file",
-    "value_of_run",
-    "write_results",
-]
-
+    "AT_EQUAL", "BESIDE", "RESERVED", "StudyResults", "StudyRun", "TO_TARGET", "Trial", "is_lost", "read_results",
+    "table_file", "value_of_run", "write_results",
+]  # fmt: skip
 
 RESERVED = ("study", "profile", "seed", "fingerprint", "rounds", "round", "metric", "statistic", "stage")
 """Names that an axis cannot have, as tables have columns with these names."""

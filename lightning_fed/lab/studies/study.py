@@ -13,23 +13,9 @@ from lightning_fed.runs.folder import is_below
 from lightning_fed.runs.statistics import Goal, expect_statistic, goal_of, known_goal
 
 __all__ = [
-    "AxisValue",
-    "Name",
-    "PARTS",
-    "Parameters",
-    "Profile",
-    "Report",
-    "Space",
-    "Study",
-    "Tune",
-    "all_parameters",
-    "expect_sound",
-    "expect_values",
-    "name_of",
-    "reported_axes",
-    "tuned_per",
-]
-
+    "AxisValue", "Name", "PARTS", "Parameters", "Profile", "Report", "Space", "Study", "Tune", "all_parameters",
+    "expect_sound", "expect_values", "name_of", "reported_axes", "tuned_per",
+]  # fmt: skip
 
 # The width of a range may be twice as large and must still be finite.
 _LARGEST = 1e300

@@ -19,7 +19,6 @@ from lightning_fed.runs.statistics import first_as_good, goal_of, is_reached, me
 
 __all__ = ["StudyTable", "TableCell", "study_table"]
 
-
 _OF_REPORT = ("seed", "metric", "statistic")
 
 Key = tuple[str, ...]

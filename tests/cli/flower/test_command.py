@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.cli import main
-from lightning_fed.cli.flower_command import _numbers
+from lightning_fed.cli.flower.command import _numbers
 from lightning_fed.engines.fleet.packets import pack, unpack
 from lightning_fed.errors import FederatedError
 
@@ -69,7 +69,7 @@ def test_a_worker_answers_beside_what_is_ended(tmp_path: Path) -> None:
 
 def test_a_client_app_loads_nothing_heavy() -> None:
     """Flower starts one for each message."""
-    code = "import sys, lightning_fed.cli.flower_apps; print(*sys.modules)"
+    code = "import sys, lightning_fed.cli.flower.apps; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "lightning", "numpy", "jsonargparse"} & set(done.stdout.split())
 

@@ -28,7 +28,7 @@ _APP = '''"""What Flower starts; `lightning-fed flower new` wrote it."""
 
 from pathlib import Path
 
-from lightning_fed.cli.flower_apps import client_app, server_app
+from lightning_fed.cli.flower.apps import client_app, server_app
 
 client = client_app()
 server = server_app(Path(__file__).parent)
