@@ -88,15 +88,12 @@ def gains(axis: Any, rows: list[dict[str, str]], blocks: str) -> None:
 
 def by_round(folder: Path, shares: tuple[int, ...], name: str) -> None:
     """Draws the reliance by round, a panel for each number of clients that share a signature."""
-    figure, axes = subplots(1, len(shares), figsize=(7.5, 2.8), sharey=True, layout="constrained", squeeze=False)
+    figure, axes = subplots(1, len(shares), figsize=(7.5, 3.2), sharey=True, layout="constrained", squeeze=False)
     for axis, shared in zip(axes[0], shares, strict=True):
         over_time(axis, folder, shared)
         axis.grid(axis="y")
-    inside = axes[0] if len(shares) > 1 else ()
-    for axis in inside:
         axis.legend(fontsize=8, loc="upper left", framealpha=0)
-    if not len(inside):
-        axes[0][0].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), framealpha=0)
+    axes[0][0].set_ylim(top=1.6 * axes[0][0].get_ylim()[1])  # room for the names
     axes[0][0].set_ylabel("points that a wrong\nsignature costs")
     save(figure, DOCS / "images" / name, dpi=110, transparent=True)
 
@@ -114,7 +111,7 @@ def main() -> None:
         axes[1].legend(fontsize=8, loc="upper left", framealpha=0)
         save(figure, DOCS / "images" / "mask-dose.png", dpi=140, transparent=True)
         by_round(SIGNATURES, (1, 2), "mask-time.png")
-        by_round(DOSE, (2,), "mask-600.png")
+        by_round(DOSE, (1, 2), "mask-600.png")
 
 
 if __name__ == "__main__":

@@ -347,16 +347,33 @@ def test_what_the_mask_gains_over_its_controls_in_a_single_round_is_that_of_the_
 
 def test_what_600_rounds_leave_between_masks_is_that_of_the_runs() -> None:
     page = " ".join((RESULTS / "mask/when.md").read_text().split())
-    said = {
-        ("AND-mask", "GMA"): "AND-mask less GMA at the end: +8.5 | {} ({} to {})",
-        ("Median", "AND-mask"): "the median within 1.5 points of the AND-mask | {} ({} to {})",
-        ("GMA", "FedAvg at GMA's progress"): "GMA less FedAvg's step of the same progress is {} points ({} to {})",
-    }
-    row = {"folder": "mask/dose", "metric": "test/acc/wrong", "statistic": "rounds 581-600", "sign": "+", "gate": ""}
+    ones, twos = ("other blocks=dark;shared by=1", "other blocks=dark;shared by=2")
+    lit, end = "other blocks=lit at random;shared by=5", "rounds 581-600"
+    leads, median = (
+        "AND-mask less GMA at the end: +2.5, at k = 2 +8.5 | ",
+        "the median within 1.5 points of the AND-mask | ",
+    )
+    said = [
+        (ones, "AND-mask", "GMA", end, leads + "{} ({} to {})"),
+        (twos, "AND-mask", "GMA", end, ": less | {} ({} to {})"),
+        (ones, "Median", "AND-mask", end, median + "{} ({} to {})"),
+        (twos, "Median", "AND-mask", end, "(−0.57 to −0.13) | {} ({} to {})"),
+        (
+            twos,
+            "GMA",
+            "FedAvg at GMA's progress",
+            end,
+            "GMA less FedAvg's step of the same progress is {} points ({} to {})",
+        ),
+        (lit, "GMA", "FedAvg", end, "Other blocks lit, k = 5: GMA less FedAvg is {} ({} to {})"),
+        (lit, "AND-mask", "GMA", end, "the AND-mask leads GMA by {} ({} to {})"),
+        (lit, "AND-mask", "GMA", "rounds 60-60", "at round 60 by {} ({} to {})"),
+    ]
+    row = {"folder": "mask/dose", "metric": "test/acc/wrong", "sign": "+", "gate": ""}
     row |= {"published": "none published", "claim": "(our question)"}
-    cell = "client rate=0.05;other blocks=dark;shared by=2"
-    for (ours, baseline), sentence in said.items():
-        numbers, *_ = recomputed({**row, "ours": f"{cell};rule={ours}", "baseline": f"rule={baseline}"})
+    for cell, ours, baseline, statistic, sentence in said:
+        arms = {"ours": f"client rate=0.05;{cell};rule={ours}", "baseline": f"rule={baseline}"}
+        numbers, *_ = recomputed({**row, **arms, "statistic": statistic})
         match = re.search(re.escape(sentence).replace(r"\{\}", f"({NUMBER})"), page)
         assert match, sentence
         assert is_rounded(match.groups(), [repr(number) for number in numbers], 100), sentence
