@@ -17,9 +17,9 @@ from tests.docs.pages import REPOSITORY, blocks, pages
 HEADINGS = {
     "Server rules": r"aggregators\.",
     "Masks": r"masks$",
-    "Clients": r"client_algorithms\.(?!losses|personal)",
+    "Clients": r"client_algorithms\.(?!losses|own_models|personal)",
     "Losses": r"client_algorithms\.losses",
-    "Personal models": r"client_algorithms\.personal",
+    "Personal models": r"client_algorithms\.(own_models|personal)",
     "Payloads": r"callbacks\.",
 }
 ROOMS: list[Any] = [
