@@ -1,14 +1,12 @@
-# The quickstart in a container, as an ordinary user and on the CPU:
+# The quickstart in a container, as an ordinary user:
 #   docker build -t lightning_fed .
 #   docker run --rm -v "$PWD:/work" --user "$(id -u):$(id -g)" lightning_fed
-# For a GPU, the same with PyPI's torch, which is built for CUDA:
-#   docker build --build-arg TORCH_INDEX=https://pypi.org/simple -t lightning_fed:cuda .
-#   docker run --rm --gpus all -v "$PWD:/work" --user "$(id -u):$(id -g)" lightning_fed:cuda lightning-fed fit --config quickstart
+# The torch that pip finds is built for CPUs and for CUDA, so the same image runs on a GPU:
+#   docker run --rm --gpus all -v "$PWD:/work" --user "$(id -u):$(id -g)" lightning_fed lightning-fed fit --config quickstart
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS torch
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --no-cache-dir --index-url ${TORCH_INDEX} torch torchvision
+RUN pip install --no-cache-dir torch torchvision
 RUN useradd --create-home fed
 
 # What the development container has besides; the checkout is mounted into it.
