@@ -14,8 +14,9 @@ from lightning_fed.data.datasets.own_files import Arrays, ImageFolders
 from lightning_fed.data.holdout import Division, HeldOut
 from lightning_fed.data.loading import Datasets
 from lightning_fed.data.partitioners.base import Partitioner
-from lightning_fed.data.partitioners.counts import IID, ByUser, ExactClasses, PowerLaw, QuantityDirichlet, Shards
+from lightning_fed.data.partitioners.classes import ExactClasses, Shards
 from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
+from lightning_fed.data.partitioners.quantity import IID, ByUser, PowerLaw, QuantityDirichlet
 from lightning_fed.data.readers.plays import TextWindows
 from lightning_fed.data.skews import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.data.split import Split

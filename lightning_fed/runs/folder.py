@@ -69,8 +69,6 @@ _MOVED = {
         ("data.source_module", "data.adapters.modules", "GivenLoaders SourceModule"),
         ("data.datasets.own_files", "data.datasets.arrays", "Arrays"),
         ("data.datasets.own_files", "data.datasets.image_folders", "ImageFolders"),
-        ("data.partitioners.counts", "data.partitioners.classes", "ExactClasses Shards"),
-        ("data.partitioners.counts", "data.partitioners.quantity", "ByUser IID PowerLaw QuantityDirichlet"),
         ("data.skews.images", "data.skews.colors", "BinaryColors ClassColors ClientColors"),
         ("data.skews.images", "data.skews.rotation", "ClientRotation"),
         ("models.backbones", "models.resnet", "ResNet18"),

@@ -17,7 +17,8 @@ from lightning_fed.core.files import writing
 from lightning_fed.errors import FederatedError, expect, import_extra
 from lightning_fed.lab.common import expect_known
 from lightning_fed.lab.runner.executors import Outcome
-from lightning_fed.lab.runner.record import expect_below, measured_run, optuna_storage
+from lightning_fed.lab.runner.record import measured_run
+from lightning_fed.lab.runner.storage import expect_below, optuna_storage
 from lightning_fed.lab.studies.cells import Cell, Watch, combinations, folder_of, make_cell, parameters_of
 from lightning_fed.lab.studies.results import is_lost
 from lightning_fed.lab.studies.study import Name, Parameters, Space, Study, all_parameters, tuned_per

@@ -31,9 +31,9 @@ from lightning_fed.lab.runner.record import (
     Guard,
     done_run,
     hash_of,
-    optuna_storage,
     write_record,
 )
+from lightning_fed.lab.runner.storage import optuna_storage
 from lightning_fed.lab.studies.cells import Cell, Watch
 from lightning_fed.runs.folder import RunFolder
 from lightning_fed.runs.lock import RunLock

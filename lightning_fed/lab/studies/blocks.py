@@ -13,7 +13,8 @@ from lightning_fed.lab.report.runs import counted, is_share, over_seeds, summari
 from lightning_fed.lab.studies import formats
 from lightning_fed.lab.studies.cells import at_edge, edges_of
 from lightning_fed.lab.studies.comparison import chance, pairs_needed, visible_gain
-from lightning_fed.lab.studies.formats import Block, panels_of, study_page, without_constants
+from lightning_fed.lab.studies.formats import Block, without_constants
+from lightning_fed.lab.studies.page import panels_of, study_page
 from lightning_fed.lab.studies.results import BESIDE, StudyResults, Trial
 from lightning_fed.lab.studies.study import Study, tuned_per
 from lightning_fed.lab.studies.table import StudyTable, TableCell

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from lightning_fed.data.partitioners.base import Partitioner
-from lightning_fed.data.partitioners.counts import IID, ByUser, ExactClasses, PowerLaw, QuantityDirichlet, Shards
+from lightning_fed.data.partitioners.classes import ExactClasses, Shards
 from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
+from lightning_fed.data.partitioners.quantity import IID, ByUser, PowerLaw, QuantityDirichlet
 
 EVERY: dict[str, Partitioner] = {
     "iid": IID(),

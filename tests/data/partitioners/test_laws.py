@@ -12,8 +12,9 @@ from scipy import stats
 
 from lightning_fed.data.partitioners import dirichlet
 from lightning_fed.data.partitioners.base import Partitioner, deal
-from lightning_fed.data.partitioners.counts import ExactClasses, PowerLaw, QuantityDirichlet
+from lightning_fed.data.partitioners.classes import ExactClasses
 from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
+from lightning_fed.data.partitioners.quantity import PowerLaw, QuantityDirichlet
 from tests.data.partitioners.parts import owners_of
 
 

@@ -14,8 +14,9 @@ from scipy import stats
 
 from lightning_fed.data import Split
 from lightning_fed.data.partitioners.base import Partitioner
-from lightning_fed.data.partitioners.counts import IID, ByUser, ExactClasses, PowerLaw, QuantityDirichlet, Shards
+from lightning_fed.data.partitioners.classes import ExactClasses, Shards
 from lightning_fed.data.partitioners.dirichlet import DirichletBalanced, DirichletByClass, DirichletByClient
+from lightning_fed.data.partitioners.quantity import IID, ByUser, PowerLaw, QuantityDirichlet
 from lightning_fed.errors import FederatedError
 from tests.data.partitioners.parts import CLASSES, EVERY, every_partitioner, owners_of, values_for
 from tests.parts import BySizes

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_fed.errors import FederatedError
 from lightning_fed.lab.runner import command, worker
-from lightning_fed.lab.runner.record import optuna_storage
+from lightning_fed.lab.runner.storage import optuna_storage
 from lightning_fed.lab.runner.tuning import Group, groups_of, tune
 from lightning_fed.lab.studies.cells import cells_of
 from lightning_fed.lab.studies.study import Study, Tune

@@ -12,7 +12,8 @@ import pytest
 from lightning_fed.lab.common import column_head, csv_text
 from lightning_fed.lab.report.plots import panels_figure
 from lightning_fed.lab.studies.blocks import heading, study_blocks, table_lines
-from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, panels_of, without_constants
+from lightning_fed.lab.studies.formats import Block, as_latex, as_markdown, without_constants
+from lightning_fed.lab.studies.page import panels_of
 from lightning_fed.lab.studies.published import Figure
 from lightning_fed.lab.studies.results import StudyResults
 from lightning_fed.lab.studies.study import AxisValue, Report, Study

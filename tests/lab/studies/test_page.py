@@ -8,7 +8,7 @@ import pytest
 
 from lightning_fed.lab.report.runs import MeasuredRun
 from lightning_fed.lab.studies.blocks import heading, study_blocks, tuned_block, tuning_charts
-from lightning_fed.lab.studies.formats import study_page
+from lightning_fed.lab.studies.page import study_page
 from lightning_fed.lab.studies.results import Trial
 from lightning_fed.lab.studies.study import Study, Tune
 from lightning_fed.lab.studies.table import StudyTable, study_table
