@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample
 
 from lightning_fed.data.skews.base import DataFacts, FeatureSkew, Shown
-from lightning_fed.errors import FederatedError, expect_count, expect_number
+from lightning_fed.errors import FederatedError, expect, expect_count, expect_number
 
 __all__ = [
     "BinaryColors", "ClassColors", "ClientColors", "ClientRotation", "ColorSkew", "color_maps", "colored",
@@ -98,26 +98,40 @@ class ClientColors(ColorSkew):
     (FedCMNIST). It says that the colour is specific to the digit, that the scheme is unique to each client, and that no
     client has the scheme of the test set. It does not say which colours are used or how they are assigned. Here the C
     classes of a client get C hues, evenly spaced on the colour circle, in the client's own order. The hues of different
-    schemes differ by multiples of 1 / (C (N + 1)) of the circle for N clients, so no two schemes share a colour.
+    schemes differ by multiples of 1 / (C (S + 1)) of the circle for S schemes of clients, so no two share a colour.
 
     A scheme takes 4 C bytes, its hues; colours are computed for the samples of a batch.
+
+    Args:
+        shared: Clients that have the same scheme, a divisor of their number: client i has scheme i // shared. 1 is the
+            paper's.
     """
 
     # Kept for a client's next batch: the last scheme, and the maps of all its classes, shape (C, 6).
     _shown = -1
     _maps = torch.empty(0)
 
+    def __init__(self, shared: int = 1) -> None:
+        expect_count("--data.skew.shared", shared)
+        self.shared = shared
+
     def make_schemes(self, generator: np.random.Generator) -> Tensor:
         """Returns the hue of each class in each scheme as a place on the circle, shape (num_clients + 1, C), int32."""
+        expect(
+            self.num_clients % self.shared == 0,
+            f"Expected `--data.skew.shared` to be a divisor of the {self.num_clients} clients, got {self.shared}.",
+        )
         self._shown = -1
-        count, classes = self.num_clients + 1, np.arange(self.facts.classes, dtype=np.int32)
+        count, classes = self.num_clients // self.shared + 1, np.arange(self.facts.classes, dtype=np.int32)
         turns = generator.permutation(count).astype(np.int32)[:, None]
         orders = generator.permuted(np.tile(classes, (count, 1)), axis=1)
-        return torch.from_numpy(orders * np.int32(count) + turns)
+        hues = orders * np.int32(count) + turns
+        return torch.from_numpy(np.concatenate([hues[:-1].repeat(self.shared, axis=0), hues[-1:]]))
 
     def colors(self, schemes: int | Tensor | tuple[Tensor, ...]) -> Tensor:
         """Computes the colours of schemes, given by number; shape (schemes, num_classes, 3), float32 in [0, 1]."""
-        return hues_to_rgb(self.table[schemes], self.facts.classes * (self.num_clients + 1))  # no two hues are alike
+        circle = self.facts.classes * (self.num_clients // self.shared + 1)  # no two schemes have a hue in common
+        return hues_to_rgb(self.table[schemes], circle)
 
     def transform(self, inputs: Tensor, targets: Tensor | None, scheme: int | Tensor, draws: Tensor) -> Shown:
         assert targets is not None

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_fed.core.seeding import Purpose, numpy_generator_for
 from lightning_fed.data import BinaryColors, ClassColors, ClientColors, ClientRotation, FeatureSkew
 from lightning_fed.data.skews import DataFacts
+from lightning_fed.errors import FederatedError
 from tests.data.skews.parts import CLASSES, N, X, Y, generator_of, prepared
 
 # Of six classes at client 0 and in the new scheme: red, green and blue in hundredths.
@@ -37,6 +38,19 @@ def test_no_two_schemes_share_a_color(clients: int) -> None:
     start = np.argmax(orders == 0, axis=1)
     turned = np.stack([np.roll(order, -first) for order, first in zip(orders, start, strict=True)])
     assert len(np.unique(turned, axis=0)) > 0.9 * len(turned), "in orders of their own"
+
+
+@pytest.mark.parametrize("shared", [2, 5, 10])
+def test_groups_of_clients_share_a_scheme_that_no_other_group_has(shared: int) -> None:
+    skew = prepared(ClientColors(shared=shared), 10, classes=10)
+    assert isinstance(skew, ClientColors)
+    colors = skew.colors(torch.arange(11))
+    groups = [[scheme.tolist() for scheme in colors[first : first + shared]] for first in range(0, 10, shared)]
+    assert all(scheme == group[0] for group in groups for scheme in group)
+    own = np.array([group[0] for group in groups] + [colors[10].tolist()]).reshape(-1, 3)
+    assert len(np.unique(own, axis=0)) == 10 * (10 // shared + 1)
+    with pytest.raises(FederatedError, match=f"`--data.skew.shared` to be a divisor of the 11 clients, got {shared}"):
+        prepared(ClientColors(shared=shared), 11)
 
 
 @pytest.mark.parametrize("classes", [3, 10])
