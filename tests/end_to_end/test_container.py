@@ -85,8 +85,8 @@ def test_the_development_container_is_a_stage_and_makes_what_make_knows() -> Non
     assert (REPOSITORY / ".devcontainer" / build["dockerfile"]).resolve() == REPOSITORY / "Dockerfile"
     assert (REPOSITORY / ".devcontainer" / build["context"]).resolve() == REPOSITORY
     assert [build["target"], DEVELOPMENT["remoteUser"]] == [stages()[1].name, "fed"]
-    # It makes the environment first, so that `make` does not install another torch beside that of the image; outside the
-    # checkout, whose own `.venv` is of the Python of the machine that it is mounted from.
+    # It makes the environment first, so that `make` does not install another torch beside that of the image; outside
+    # the checkout, whose own `.venv` is of the Python of the machine that it is mounted from.
     made, target = DEVELOPMENT["postCreateCommand"].split(" && make ")
     assert made == "python -m venv --system-site-packages $VENV"
     place = DEVELOPMENT["containerEnv"]["VENV"]
