@@ -16,7 +16,7 @@ from lightning_fed.errors import expect, expect_number
 from lightning_fed.functional.privacy import gaussian_epsilon, gaussian_noise
 from lightning_fed.sampling import PoissonSampler
 
-__all__ = ["Accounted", "CentralDP", "LocalDP"]
+__all__ = ["Accounted", "CentralDP", "LocalDP", "system_normal"]
 
 
 class Accounted(FederatedCallback):
@@ -28,6 +28,7 @@ class Accounted(FederatedCallback):
         bound: C of the round.
         taken: How often noise was added; by client, shape (N,), where each adds its own.
         sensitivity: How far one client can move what gets noise, in units of C.
+        secret: Whether noise comes from the operating system, and not from the seed of the run.
     """
 
     bounds_length = adds_noise = True
@@ -55,12 +56,14 @@ class Accounted(FederatedCallback):
         self.bound, self.taken = self.clip, torch.zeros(1 if amplified else clients, dtype=torch.int64)
         self.share = trainer.cohort_size / clients if amplified else 1.0
         self.z = self.noise or self.sensitivity * gaussian_noise(self.epsilon or 1.0, self.share, rounds, self.delta)
-        source = "the operating system" if self.secret else "the seed of the run"
         self.about = (
-            f"noise {self.z:.6g} from {source}, each client drawn with probability {self.share:.6g}; epsilon up to "
+            f"{self._noise()}, each client drawn with probability {self.share:.6g}; epsilon up to "
             f"{self._spent(rounds):.4g} after {rounds} rounds at delta {self.delta:g}, by the accountant rdp"
         )
         rank_zero_info(f"{type(self).__name__}: {self.about}.")
+
+    def _noise(self) -> str:
+        return f"noise {self.z:.6g} from {'the operating system' if self.secret else 'the seed of the run'}"
 
     def _spent(self, rounds: int) -> float:
         return gaussian_epsilon(self.z / self.sensitivity, self.share, rounds, self.delta)
@@ -162,7 +165,7 @@ class CentralDP(Accounted, Payload):
             return drawn.normal_(generator=stream)
         drawn.zero_()
         if trainer.is_global_zero:
-            drawn.copy_(_system_normal(drawn.numel()).view_as(drawn))
+            drawn.copy_(system_normal(drawn.numel()).view_as(drawn))
         return trainer.reduce_sum(drawn)
 
 
@@ -196,7 +199,7 @@ class LocalDP(Accounted, Payload):
         pl_module.log("privacy/local_epsilon", self._spent(int(self.taken.max())))
 
 
-def _system_normal(count: int) -> Tensor:
+def system_normal(count: int) -> Tensor:
     """Draws standard normal numbers from the operating system's entropy: float64, shape (count,), on the CPU."""
     bits = torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
     drawn: Tensor = torch.special.ndtri(((bits & (2**52 - 1)).double() + 0.5) * 2**-52)  # of (0, 1)

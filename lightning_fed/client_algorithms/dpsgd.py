@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from math import ceil, sqrt
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.optim import LBFGS
 
-from lightning_fed.callbacks.privacy import Accounted
+from lightning_fed.callbacks.privacy import Accounted, system_normal
 from lightning_fed.client_algorithms.base import ClientAlgorithm
 from lightning_fed.client_algorithms.losses import LossAlgorithm
 from lightning_fed.core.hooks import TrainerLike
@@ -21,7 +20,7 @@ from lightning_fed.core.updates import Client, Cohort, Need
 from lightning_fed.core.user_code import accepts, overrides
 from lightning_fed.data.batch_sources import BatchSource, WrappedSource
 from lightning_fed.errors import expect, expect_count
-from lightning_fed.functional.privacy import samples_epsilon, samples_noise
+from lightning_fed.functional.privacy import most_samples, samples_epsilon, samples_noise
 
 __all__ = ["DPSGD"]
 
@@ -70,6 +69,7 @@ class DPSGD(Accounted, ClientAlgorithm):
         epsilon: ε of a client that trains in all ``--trainer.max_rounds`` rounds, for which z is found.
         delta: δ of each client, below one over its samples.
         max_batch: M, at least B; None for B + 5 √B.
+        secret: Whether noise comes from the operating system, so that no run is the same again; batches keep the seed.
     """
 
     stacks = replaces_gradient = takes_sample_gradients = True
@@ -77,9 +77,10 @@ class DPSGD(Accounted, ClientAlgorithm):
 
     def __init__(
         self, clip: float, noise: float | None = None, epsilon: float | None = None, delta: float = 1e-5,
-        max_batch: int | None = None,
+        max_batch: int | None = None, secret: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(clip, delta, noise, epsilon)
+        self.secret = secret
         self.max_batch = expect_count("max_batch", max_batch, of="DPSGD", optional=True)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -87,7 +88,7 @@ class DPSGD(Accounted, ClientAlgorithm):
         if stage != "fit":
             return
         options, sizes, batch = trainer.options, trainer.client_sizes.tolist(), trainer.batch_size
-        most = self.max_batch or ceil(batch + 5 * sqrt(batch))
+        most = self.max_batch or most_samples(batch)
         expect(most >= batch, f"Expected `max_batch` of DPSGD to be at least `--data.batch_size` {batch}, got {most}.")
         steps = {n: options.local_steps or (options.epochs or 0) * -(-n // batch) for n in sizes if n}
         plan = {(n, options.max_rounds * count) for n, count in steps.items()}
@@ -96,7 +97,7 @@ class DPSGD(Accounted, ClientAlgorithm):
         self.z = self.noise or samples_noise(plan, self.epsilon or 1.0, batch, most, self.delta)
         spent = self._largest(plan)
         self.about = (
-            f"noise {self.z:.6g} from the seed of the run, {batch} samples in a batch on average, {most} at most; "
+            f"{self._noise()}, {batch} samples in a batch on average, {most} at most; "
             f"epsilon up to {spent:.4g} after {options.max_rounds} rounds at delta {self.delta:g}, by the accountant "
             + ("rdp" if self.z < 0.3 else "pld")
         )
@@ -128,8 +129,11 @@ class DPSGD(Accounted, ClientAlgorithm):
         rows, drawn = gradients[: self.source.counts[client.id][batch_idx]], self.scratch("noise", out)
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
         torch.mv(rows.T, (self.clip / norms).clamp(max=1.0).to(rows.dtype), out=out)
-        seed = seed_for(trainer.seed, Purpose.NOISE, client.round, client.id, index=self._steps[client.id])
-        drawn.normal_(generator=torch.Generator(out.device).manual_seed(seed))
+        if self.secret:
+            drawn.copy_(system_normal(drawn.numel()))
+        else:
+            seed = seed_for(trainer.seed, Purpose.NOISE, client.round, client.id, index=self._steps[client.id])
+            drawn.normal_(generator=torch.Generator(out.device).manual_seed(seed))
         out.add_(drawn, alpha=self.z * self.clip).div_(min(trainer.batch_size, client.num_samples))
         self._steps[client.id] += 1
 

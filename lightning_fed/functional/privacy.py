@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Collection
 from functools import cache, lru_cache
+from math import ceil, sqrt
 from typing import Any
 
 from lightning_fed.errors import FederatedError, expect, import_extra
 
-__all__ = ["gaussian_epsilon", "gaussian_noise", "samples_epsilon", "samples_noise"]
+__all__ = ["gaussian_epsilon", "gaussian_noise", "most_samples", "samples_epsilon", "samples_noise"]
 
 
 def gaussian_epsilon(noise: float, share: float, rounds: int, delta: float) -> float:
@@ -64,6 +65,11 @@ def samples_epsilon(
         if bounds[each] > largest:
             largest = max(largest, _client_epsilon(*each, noise, batch, most, delta, grid))
     return largest
+
+
+def most_samples(batch: int) -> int:
+    """Returns M for B: the Poisson batch of B samples on average is hardly ever 5 standard deviations larger."""
+    return ceil(batch + 5 * sqrt(batch))
 
 
 def samples_noise(trained: Collection[tuple[int, int]], epsilon: float, batch: int, most: int, delta: float) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lightning_fed import FederatedCallback, FederatedError, FederatedTrainer
 from lightning_fed.aggregators import Aggregator, FedAdam, FedAvg, FedAvgM, FedYogi
 from lightning_fed.callbacks import CentralDP, ClipUpdates, LocalDP
-from lightning_fed.callbacks.privacy import _system_normal
+from lightning_fed.callbacks.privacy import system_normal
 from lightning_fed.cli import FederatedCLI
 from lightning_fed.core.seeding import seed_everywhere
 from lightning_fed.core.updates import Client, ReducedUpdate, Update
@@ -422,10 +422,10 @@ def test_options_of_the_quantile_out_of_range_are_refused(option: Any) -> None:
 
 def test_numbers_of_the_system_are_normal_and_nobodys_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     seed_everywhere(0)
-    first = _system_normal(20_000)
+    first = system_normal(20_000)
     seed_everywhere(0)
-    assert not torch.equal(first, _system_normal(20_000))
+    assert not torch.equal(first, system_normal(20_000))
     assert kstest(first, "norm").pvalue > 1e-8
     for byte in (b"\x00", b"\xff"):  # the ends of what the system may give
         monkeypatch.setattr(os, "urandom", lambda count, byte=byte: byte * count)
-        assert 8 < _system_normal(1).abs().item() < 9
+        assert 8 < system_normal(1).abs().item() < 9

@@ -151,8 +151,9 @@ def combined(payload: DPSGD, gradients: Tensor, client: int = 0, round: int = 1,
     return out
 
 
-def test_noise_is_normal_with_the_stated_variance_and_another_in_each_step_client_and_round() -> None:
-    payload = DPSGD(0.5, 1.5)
+@pytest.mark.parametrize("secret", [False, True])
+def test_noise_is_normal_with_the_stated_variance_and_another_in_each_step_client_and_round(secret: bool) -> None:
+    payload = DPSGD(0.5, 1.5, secret=secret)
     payload.z, nothing, drawn = 1.5, torch.zeros(0, DRAWS), []
     for client, round in ((0, 1), (1, 1), (0, 2)):
         payload.on_round_start(Any, Any, Any)
@@ -163,7 +164,9 @@ def test_noise_is_normal_with_the_stated_variance_and_another_in_each_step_clien
         assert kstest(one.double() / sigma, "norm").pvalue > 1e-8
     assert (torch.corrcoef(torch.stack(drawn)) - torch.eye(6)).abs().max() < 0.07
     payload.on_round_start(Any, Any, Any)
-    assert torch.equal(combined(payload, nothing, 1, 1), drawn[2])
+    assert torch.equal(combined(payload, nothing, 1, 1), drawn[2]) != secret
+    if secret:
+        return
     payload.on_round_start(Any, Any, Any)
     few = combined(payload, nothing, 1, 1, n=3)
     torch.testing.assert_close(few, drawn[2] * 4 / 3)  # of all 3 samples, not of 4 on average
@@ -341,12 +344,22 @@ def test_noise_is_found_for_an_epsilon(tmp_path: Path) -> None:
     assert algorithm.about.endswith(f"epsilon up to {spent:.4g} after 3 rounds at delta 1e-05, by the accountant pld")
 
 
-def test_the_config_of_a_run_names_noise_and_accountant(tmp_path: Path) -> None:
+@ENGINES
+def test_noise_from_the_system_is_another_each_time(tmp_path: Path, engine: str) -> None:
+    runs = [fit(tmp_path, DPSGD(0.3, QUICK, secret=True), net=Deep, engine=engine, max_rounds=1) for _ in range(2)]
+    assert not torch.allclose(runs[0].weights, runs[1].weights, atol=1e-4)
+    assert torch.isfinite(runs[0].weights).all()
+    for key in ("privacy/sample_epsilon", "samples"):
+        assert runs[0].metrics.logged[key] == runs[1].metrics.logged[key]
+
+
+@pytest.mark.parametrize(("secret", "source"), [("false", "the seed of the run"), ("true", "the operating system")])
+def test_the_config_of_a_run_names_noise_and_accountant(tmp_path: Path, secret: str, source: str) -> None:
     file = REPOSITORY / "configs" / "privacy" / "dp_sgd.yaml"
-    FederatedCLI(fit_words(tmp_path, 1, f"--config={file}", "--client.noise=0.2"))
+    FederatedCLI(fit_words(tmp_path, 1, f"--config={file}", "--client.noise=0.2", f"--client.secret={secret}"))
     (run,) = run_folders(tmp_path)
     (line,) = [each for each in (run / "config.yaml").read_text().splitlines() if each.startswith("# DPSGD")]
-    assert line.startswith("# DPSGD: noise 0.2 from the seed of the run, 10 samples in a batch on average, 26 at most")
+    assert line.startswith(f"# DPSGD: noise 0.2 from {source}, 10 samples in a batch on average, 26 at most")
     assert line.endswith("after 1 rounds at delta 1e-05, by the accountant rdp")  # of so little noise
 
 

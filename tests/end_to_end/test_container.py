@@ -85,9 +85,14 @@ def test_the_development_container_is_a_stage_and_makes_what_make_knows() -> Non
     assert (REPOSITORY / ".devcontainer" / build["dockerfile"]).resolve() == REPOSITORY / "Dockerfile"
     assert (REPOSITORY / ".devcontainer" / build["context"]).resolve() == REPOSITORY
     assert [build["target"], DEVELOPMENT["remoteUser"]] == [stages()[1].name, "fed"]
-    # It makes the environment first, so that `make` does not install another torch beside that of the image.
+    # It makes the environment first, so that `make` does not install another torch beside that of the image; outside
+    # the checkout, whose own `.venv` is of the Python of the machine that it is mounted from.
     made, target = DEVELOPMENT["postCreateCommand"].split(" && make ")
-    assert made == "python -m venv --system-site-packages .venv"
+    assert made == "python -m venv --system-site-packages $VENV"
+    place = DEVELOPMENT["containerEnv"]["VENV"]
+    assert place == f"/home/{DEVELOPMENT['remoteUser']}/.venv"
+    shown = DEVELOPMENT["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert shown == f"{place}/bin/python"
     makefile = (REPOSITORY / "Makefile").read_text()
     assert re.search(rf"^{target}: ", makefile, re.MULTILINE)
     assert "VENV ?= .venv\n" in makefile

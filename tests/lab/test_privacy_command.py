@@ -32,6 +32,20 @@ def test_local_noise_is_twice_that_of_the_plain_mechanism(capsys: pytest.Capture
     assert "LocalDP" in local
 
 
+def test_noise_of_local_steps_is_found_by_the_accountant_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["--samples", "72", "--local_steps", "7", "--rounds", "6", "--delta", "1e-5"]
+    main([*plan, "--noise", "1"])
+    said = capsys.readouterr().out
+    assert said.startswith("noise 1: ε = 6.54 at δ = 1e-05 after 6 rounds of 7 steps of a client of 72 samples, by PLD")
+    assert "--client DPSGD --data.batch_size 10 --trainer.local_steps 7 --client.noise 1 --client.delta 1e-05" in said
+    main([*plan, "--epsilon", "6.6"])
+    _, noise, _, _, epsilon, *_ = capsys.readouterr().out.split()
+    assert 0.98 < float(noise[:-1]) < 1.01
+    assert 6.4 < float(epsilon) <= 6.6
+    main(["--samples", "72", "--rounds", "2", "--delta", "1e-5", "--noise", "0.2"])
+    assert "rounds of 8 steps of a client of 72 samples, by RDP" in capsys.readouterr().out  # an epoch, of little noise
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -40,6 +54,8 @@ def test_local_noise_is_twice_that_of_the_plain_mechanism(capsys: pytest.Capture
         ([*PLAN, "--noise", "-1"], "`--noise` to be a finite number above 0"),
         ([*PLAN, "--noise", "1", "--delta", "1"], "`--delta` to be above 0 and below 1"),
         ([*PLAN, "--noise", "1", "--rounds", "0"], "`--rounds` to be an integer of at least 1"),
+        ([*PLAN, "--noise", "1", "--samples", "0"], "`--samples` to be an integer of at least 1, got 0"),
+        ([*PLAN, "--noise", "1", "--samples", "9", "--local"], "`--local` or `--samples`, got both"),
         (PLAN, "one of the arguments --epsilon --noise is required"),
     ],
 )
