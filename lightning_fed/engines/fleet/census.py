@@ -20,6 +20,7 @@ class Fleet(Protocol):
 
     One that adds up what nodes send, so that the server sees no single update, has ``sums_only = True``: its ``ask``
     returns replies without tensors, and by the name "" a packet with the sums of those of all nodes that replied.
+    With ``evaluates = "nodes"`` or ``"both"`` models are evaluated on what nodes hold out.
     """
 
     def hello(self) -> Mapping[str, bytes]:

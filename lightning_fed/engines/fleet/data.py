@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from lightning_fed.core.user_code import overrides
+from lightning_fed.core.user_code import TRANSFER_HOOKS, overrides
 from lightning_fed.data.split import Split
 from lightning_fed.engines.fleet.census import Census, Fleet
 from lightning_fed.errors import FederatedError, expect
@@ -24,6 +24,7 @@ class WrappedData(LightningDataModule):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.source = source
+        vars(self).update({hook: getattr(source, hook) for hook in TRANSFER_HOOKS if overrides(source, hook)})
 
     def __getattr__(self, name: str) -> Any:
         """Looks up what models and callbacks ask for."""

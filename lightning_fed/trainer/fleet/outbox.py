@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Need, ReducedUpdate, Update
 from lightning_fed.engines.divergence import DivergenceWatch
+from lightning_fed.engines.fleet.logs import rows_of
 from lightning_fed.engines.fleet.packets import Facts, Tensors, name_of, squeezed
 from lightning_fed.errors import FederatedError
 
@@ -46,15 +46,7 @@ class SumsBox(RoundReducer):
                 f"Expected `training_step` to log numbers over a fleet, got Metric {next(iter(recorder.metrics))!r}, "
                 "of which each node has a part: log its value of the batch."
             )
-        recorder.read()
-        series, recorder.series = recorder.series, {}
-        found: Any = {key: value for key, value in series.items() if value.total is not None}
-        return [[self._place(key, value), value.total, value.weight, value.last] for key, value in found.items()]
-
-    def _place(self, key: str, value: LoggedValue) -> int:
-        kind = [key, list(vars(value.options).values()), value.reduction, value.is_default]
-        self.kinds += [] if kind in self.kinds else [kind]
-        return self.kinds.index(kind)
+        return rows_of(recorder, self.kinds)
 
     def close(self, lost: dict[int, str], divergence: DivergenceWatch) -> tuple[Facts, Tensors]:
         """Returns what is sent: the clients that entered, those left out with why, and what was logged."""

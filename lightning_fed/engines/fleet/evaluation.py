@@ -1,0 +1,217 @@
+"""The server's side of an evaluation at nodes: what these count over the samples that they hold out, added up."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.utilities.data import dim_zero_max, dim_zero_min, dim_zero_sum
+
+from lightning_fed.core.logged_values import LogOptions
+from lightning_fed.core.recorder import MetricRecorder
+from lightning_fed.distributed.sharing import Logged, merge_logged
+from lightning_fed.engines.fleet.logs import kinds_of, logged_of, options_of, unlike_most
+from lightning_fed.engines.fleet.packets import Facts, Tensors
+from lightning_fed.engines.fleet.replies import NodeError, taken
+from lightning_fed.errors import FederatedError, expect
+
+__all__ = ["MOST_SAMPLES", "AtNodes", "SetAtNodes", "expect_adds_up", "metrics_of", "sets_of"]
+
+# Bytes that a reply may have beside the states of metrics, and samples of a set that has no length.
+_ROOM, MOST_SAMPLES = 1 << 20, 1 << 40
+
+_States: TypeAlias = dict[tuple[str, str], Tensor]
+_WAYS: dict[Any, Any] = {dim_zero_sum: torch.add, dim_zero_min: torch.minimum, dim_zero_max: torch.maximum}
+
+
+def metrics_of(module: nn.Module) -> dict[str, Metric]:
+    """Returns the Metric objects of a module, by their places."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
+
+
+def expect_adds_up(place: str, metric: Metric) -> None:
+    """Refuses a metric whose states are samples, or such that those of nodes do not make that of all samples."""
+    for state, default in metric._defaults.items():
+        expect(
+            isinstance(default, Tensor) and metric._reductions[state] in _WAYS,
+            f"Expected metrics whose states are sums, minima or maxima over samples, for an evaluation at nodes, got "
+            f"{type(metric).__name__} ({place}), whose {state!r} is none of these, so that samples could leave the node: give "
+            "it bins (`thresholds=100`) if it has them, use another, or evaluate on the server.",
+        )
+
+
+@dataclass
+class Counted:
+    """What a node has counted over one set: samples, what was logged, and the states of Metric objects."""
+
+    samples: int
+    logged: Logged
+    states: _States
+
+    @classmethod
+    def of(cls, at: int, said: Facts, tensors: Tensors, module: nn.Module, most: int) -> "Counted":
+        """Reads it, and takes its tensors out of ``tensors``; believes nothing of it."""
+        samples, own, states = said["samples"], metrics_of(module), _States()
+        expect(
+            type(samples) is int and 0 <= samples <= most,
+            f"Expected at most {most:,} samples, as the node had said, got {str(samples)[:20]}.",
+        )
+        series = logged_of(kinds_of(said), said["rest"])
+        shown = {
+            key: (place, options_of(key, options), last) for key, (place, options, last) in said["metrics"].items()
+        }
+        numbers: list[tuple[str, Any]] = [
+            (key, number) for key, each in series.items() for number in (each.total, each.weight, each.last)
+        ]
+        for key, number in [*numbers, *((key, last or 0.0) for key, (_, _, last) in shown.items())]:
+            expect(abs(number) < float("inf"), f"Expected finite numbers of {key[:100]!r}, got {str(number)[:20]}.")
+        places = [*said["updated"], *(place for place, _, _ in shown.values())]
+        other = next((place for place in places if place not in own), None)
+        expect(other is None, f"Expected Metric objects that the server's module has, got {str(other)[:100]!r}.")
+        for place in said["updated"]:
+            expect_adds_up(place, own[place])
+            for state in own[place]._defaults:
+                states[place, state] = _sound(own[place], state, tensors.pop(f"{at}.{place}.{state}"))
+        return cls(samples, Logged(at, series, shown), states)
+
+    def kinds(self) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yields of what kind each number is: the same at all nodes."""
+        yield from (((key,), (each.options, each.reduction)) for key, each in self.logged.series.items())
+        yield from (((key,), (place, options)) for key, (place, options, _) in self.logged.metrics.items())
+        yield from ((name, value.shape) for name, value in self.states.items())
+
+
+def _sound(metric: Metric, state: str, value: Tensor) -> Tensor:
+    """Refuses a state of another shape or kind than the server's, numbers that are not finite, and negative counts."""
+    default: Any = metric._defaults[state]
+    counts = not default.is_floating_point() and metric._reductions[state] is dim_zero_sum
+    fits = value.shape == default.shape or not default.ndim
+    fits &= value.is_floating_point() == default.is_floating_point()
+    expect(
+        fits and (value.isfinite() | (value == default.cpu())).all() and not (counts and (value < 0).any()),
+        f"Expected finite numbers or counts as {type(metric).__name__} has them in {state!r}, got others.",
+    )
+    return value
+
+
+@dataclass
+class SetAtNodes:
+    """One set, of which each node has a part: what all nodes have counted."""
+
+    parts: list[Counted]
+
+    def fill(self, recorder: MetricRecorder, module: nn.Module) -> None:
+        """Gives a recorder, and the module's Metric objects, what they would have after all samples."""
+
+        def own(options: LogOptions) -> LogOptions:
+            return replace(options, suffix=recorder.suffix(bool(options.suffix)))
+
+        everyone = []
+        for part in self.parts:
+            position, series, metrics = part.logged
+            for value in series.values():
+                value.options = own(value.options)
+            shown = {own(opts).names()[0]: (place, own(opts), last) for place, opts, last in metrics.values()}
+            everyone.append(Logged(position, {each.options.names()[0]: each for each in series.values()}, shown))
+        merge_logged(everyone, recorder, module)  # type: ignore[arg-type]
+        held = metrics_of(module)
+        for (place, state), sent in (each for part in self.parts for each in part.states.items()):
+            metric: Any = held[place]
+            now, default, way = getattr(metric, state), metric._defaults[state], metric._reductions[state]
+            more = sent.to(now.device)
+            more = more - default.to(more) if way is dim_zero_sum else more
+            setattr(metric, state, _WAYS[way](now, more))
+            metric._update_count += 1
+
+
+class AtNodes:
+    """Stands among the sets of an evaluation for those of which nodes have parts.
+
+    Args:
+        kind: val or test.
+        whose: What their metrics have in their names, if the server evaluates too.
+    """
+
+    remote: Any  # who asks nodes, from the first round on
+
+    def __init__(self, kind: str, whose: str) -> None:
+        self.kind, self.whose = kind, whose
+
+    def begin(self, remote: Any) -> None:
+        """Names the nodes that hold nothing out; refuses a fleet in which nobody does."""
+        self.remote, held = remote, remote.sets
+        without = [node for node in sorted(held) if not held[node].get(self.kind)]
+        expect(
+            any(any(own.values()) for own in held.values()),
+            "Expected a node with samples to evaluate on, got none: hold some out, for example with "
+            "`--data.val_fraction 0.2`, or evaluate on the server.",
+        )
+        if without:
+            rank_zero_info(f"Without {self.kind} samples: {', '.join(without)}.")
+
+    def sets(self) -> dict[str, SetAtNodes]:
+        """Asks the nodes; returns what all with a sound reply have counted, and names and counts the others."""
+        remote, kind, homes = self.remote, self.kind, self.remote.census.homes
+        away = remote.find([*homes])
+        nodes = list(dict.fromkeys(homes[client] for client in sorted(homes)))
+        nodes = [node for node in nodes if remote.sets.get(node, {}).get(kind)]
+        names = list(dict.fromkeys(name for node in nodes for name in remote.sets[node][kind]))
+        facts, room = {"stage": kind, "sets": names}, _ROOM + len(names) * _bytes_of(remote.module)
+        orders = {node: facts for node in nodes if node not in away}
+        replies = away | remote.ask("evaluate", orders, remote.model(), room)
+        found, failed = dict[str, dict[str, Counted]](), dict[str, Any]()
+        for node in nodes:
+            try:
+                found[node] = self._read(remote.sets[node][kind], *taken(replies[node]))
+            except Exception as error:  # whatever is sent by a node that is broken, of another version or hostile
+                if isinstance(error, NodeError) and not remote.state.round:
+                    raise FederatedError(f"Node {node} cannot evaluate the model: {error}") from error
+                failed[node] = error
+        kinds = {
+            node: {(name, *kind): like for name, one in own.items() for kind, like in one.kinds()}
+            for node, own in found.items()
+        }
+        for node, (_, *name) in unlike_most(kinds).items():
+            del found[node]
+            failed[node] = f"it sends {'.'.join(name)!r} of another kind than most"
+        for node, why in failed.items():
+            rank_zero_warn(f"Node {node} is left out of the {kind} metrics of round {remote.state.round}: {why}")
+        sets = {name: SetAtNodes([own[name] for own in found.values() if name in own]) for name in names}
+        samples = {f"/{name}" * bool(name): sum(part.samples for part in one.parts) for name, one in sets.items()}
+        remote.facts |= {f"fleet/{kind}_samples{name}": float(count) for name, count in samples.items()}
+        remote.facts[f"fleet/{kind}_failed"] = float(len(failed))
+        return sets if found else {}
+
+    def _read(self, held: dict[str, int], facts: Facts, tensors: Tensors) -> dict[str, Counted]:
+        """Reads what a node has counted over the sets of which it has said that it holds them."""
+        said = facts["sets"]
+        expect(said.keys() == held.keys(), f"Expected the node's sets {[*held]}, got {str([*said])[:100]}.")
+        found = {
+            name: Counted.of(at, said[name], tensors, self.remote.module, held[name]) for at, name in enumerate(said)
+        }
+        expect(not tensors, f"Expected nothing else of a node, got {next(iter(tensors), '')[:100]!r}.")
+        return found
+
+
+def sets_of(facts: Facts) -> dict[str, dict[str, int]]:
+    """Returns the samples that a node says it holds out, by val or test and the set's name."""
+    held: dict[str, dict[str, int]] = facts["held_out"]
+    counts = [count for own in held.values() for count in own.values()]
+    expect(
+        all(type(count) is int and 0 < count <= MOST_SAMPLES for count in counts) and len(counts) < 100,
+        "Expected counts of what a node holds out, got others.",
+    )
+    return held
+
+
+def _bytes_of(module: nn.Module) -> int:
+    """Returns the bytes that what is logged of one set may take in a packet, generously."""
+    return 64 * sum(
+        value.numel()
+        for metric in metrics_of(module).values()
+        for value in metric._defaults.values()
+        if isinstance(value, Tensor)
+    )
