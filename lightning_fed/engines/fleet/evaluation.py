@@ -38,8 +38,8 @@ def expect_adds_up(place: str, metric: Metric) -> None:
         expect(
             isinstance(default, Tensor) and metric._reductions[state] in _WAYS,
             f"Expected metrics whose states are sums, minima or maxima over samples, for an evaluation at nodes, got "
-            f"{type(metric).__name__} ({place}), whose {state!r} is none of these, so that samples could leave the node: give "
-            "it bins (`thresholds=100`) if it has them, use another, or evaluate on the server.",
+            f"{type(metric).__name__} ({place}), whose {state!r} is none of these, so that samples could leave the "
+            "node: give it bins (`thresholds=100`) if it has them, use another, or evaluate on the server.",
         )
 
 

@@ -45,6 +45,7 @@ class Classes(Classifier):
         super().__init__()
         self.accuracy = MulticlassAccuracy(3, average="micro")
         self.others = MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)], prefix="val/")
+        self.pair = MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)])
         self.area = MulticlassAUROC(3, thresholds=20)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -54,10 +55,13 @@ class Classes(Classifier):
         self.log("val/acc", self.accuracy)
         self.others(scores, labels)
         self.log_dict(self.others)
+        self.pair.update(scores, labels)
         self.area.update(scores.softmax(1), labels)  # torchmetrics itself would do so in some batches only
 
     def on_validation_epoch_end(self) -> None:
         self.log("val/area", self.area.compute())
+        self.log_dict({f"val/pair/{name}": value for name, value in self.pair.compute().items()})
+        self.pair.reset()
         self.area.reset()
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
