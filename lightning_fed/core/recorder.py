@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -85,9 +85,8 @@ class MetricRecorder:
         rank_zero_only: bool = False,
     ) -> None:
         """Takes every argument of ``LightningModule.log``; those about ranks are ignored."""
-        options = LogOptions(
-            name, self.suffix(add_dataloader_idx), prog_bar, logger is not False, bool(on_step and on_epoch)
-        )
+        suffix = self._suffix if add_dataloader_idx else ""
+        options = self.named(LogOptions(name, suffix, prog_bar, logger is not False, bool(on_step and on_epoch)))
         key = f"{name}{options.suffix}"
         if key not in self.series and key not in self.metrics:
             expect_free(key)
@@ -111,9 +110,10 @@ class MetricRecorder:
         if series.is_default:
             series.add(value.detach().reshape(()) if isinstance(value, Tensor) else value, self.weight())
 
-    def suffix(self, of_set: bool) -> str:
-        """Returns what is appended to a name, with that of the set or without."""
-        return self._whose + (self._suffix if of_set else "")
+    def named(self, options: LogOptions) -> LogOptions:
+        """Returns options, with the set's suffix if they have any, as they are shown here."""
+        suffix = self._whose + (self._suffix if options.suffix else "")
+        return options if suffix == options.suffix else replace(options, suffix=suffix)
 
     def weight(self) -> float:
         """Returns the number of samples in the current batch."""

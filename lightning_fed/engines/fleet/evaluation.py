@@ -1,8 +1,8 @@
 """The server's side of an evaluation at nodes: what these count over the samples that they hold out, added up."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -10,18 +10,17 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_max, dim_zero_min, dim_zero_sum
 
-from lightning_fed.core.logged_values import LogOptions
 from lightning_fed.core.recorder import MetricRecorder
 from lightning_fed.distributed.sharing import Logged, merge_logged
 from lightning_fed.engines.fleet.logs import kinds_of, logged_of, options_of, unlike_most
 from lightning_fed.engines.fleet.packets import Facts, Tensors
-from lightning_fed.engines.fleet.replies import NodeError, taken
+from lightning_fed.engines.fleet.replies import taken
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["MOST_SAMPLES", "AtNodes", "SetAtNodes", "expect_adds_up", "metrics_of", "sets_of"]
 
-# Bytes that a reply may have beside the states of metrics, and samples of a set that has no length.
-_ROOM, MOST_SAMPLES = 1 << 20, 1 << 40
+# Bytes that a reply may have, and samples of a set that has no length.
+_ROOM, MOST_SAMPLES = 1 << 26, 1 << 40
 
 _States: TypeAlias = dict[tuple[str, str], Tensor]
 _WAYS: dict[Any, Any] = {dim_zero_sum: torch.add, dim_zero_min: torch.minimum, dim_zero_max: torch.maximum}
@@ -60,17 +59,12 @@ class Counted:
             f"Expected at most {most:,} samples, as the node had said, got {str(samples)[:20]}.",
         )
         series = logged_of(kinds_of(said), said["rest"])
-        shown = {
-            key: (place, options_of(key, options), last) for key, (place, options, last) in said["metrics"].items()
-        }
-        numbers: list[tuple[str, Any]] = [
-            (key, number) for key, each in series.items() for number in (each.total, each.weight, each.last)
-        ]
-        for key, number in [*numbers, *((key, last or 0.0) for key, (_, _, last) in shown.items())]:
-            expect(abs(number) < float("inf"), f"Expected finite numbers of {key[:100]!r}, got {str(number)[:20]}.")
-        places = [*said["updated"], *(place for place, _, _ in shown.values())]
-        other = next((place for place in places if place not in own), None)
-        expect(other is None, f"Expected Metric objects that the server's module has, got {str(other)[:100]!r}.")
+        for key, each in series.items():
+            sound = all(abs(cast(float, number)) < float("inf") for number in (each.total, each.weight, each.last))
+            expect(sound, f"Expected finite numbers of {key[:100]!r}, got others.")
+        shown = {key: (place, options_of(key, options), None) for key, (place, options) in said["metrics"].items()}
+        others = {*said["updated"], *(place for place, _, _ in shown.values())} - own.keys()
+        expect(not others, f"Expected Metric objects that the server's module has, got {str(others)[:100]}.")
         for place in said["updated"]:
             expect_adds_up(place, own[place])
             for state in own[place]._defaults:
@@ -97,28 +91,23 @@ def _sound(metric: Metric, state: str, value: Tensor) -> Tensor:
     return value
 
 
-@dataclass
-class SetAtNodes:
+class SetAtNodes(list[Counted]):
     """One set, of which each node has a part: what all nodes have counted."""
-
-    parts: list[Counted]
 
     def fill(self, recorder: MetricRecorder, module: nn.Module) -> None:
         """Gives a recorder, and the module's Metric objects, what they would have after all samples."""
-
-        def own(options: LogOptions) -> LogOptions:
-            return replace(options, suffix=recorder.suffix(bool(options.suffix)))
-
         everyone = []
-        for part in self.parts:
-            position, series, metrics = part.logged
-            for value in series.values():
-                value.options = own(value.options)
-            shown = {own(opts).names()[0]: (place, own(opts), last) for place, opts, last in metrics.values()}
-            everyone.append(Logged(position, {each.options.names()[0]: each for each in series.values()}, shown))
+        for part in self:
+            found = Logged(part.logged.position, {}, {})
+            for value in part.logged.series.values():
+                value.options = recorder.named(value.options)
+                found.series[value.options.names()[0]] = value
+            for place, options, _ in part.logged.metrics.values():
+                found.metrics[recorder.named(options).names()[0]] = (place, recorder.named(options), None)
+            everyone.append(found)
         merge_logged(everyone, recorder, module)  # type: ignore[arg-type]
         held = metrics_of(module)
-        for (place, state), sent in (each for part in self.parts for each in part.states.items()):
+        for (place, state), sent in (each for part in self for each in part.states.items()):
             metric: Any = held[place]
             now, default, way = getattr(metric, state), metric._defaults[state], metric._reductions[state]
             more = sent.to(now.device)
@@ -159,15 +148,14 @@ class AtNodes:
         nodes = list(dict.fromkeys(homes[client] for client in sorted(homes)))
         nodes = [node for node in nodes if remote.sets.get(node, {}).get(kind)]
         names = list(dict.fromkeys(name for node in nodes for name in remote.sets[node][kind]))
-        facts, room = {"stage": kind, "sets": names}, _ROOM + len(names) * _bytes_of(remote.module)
-        orders = {node: facts for node in nodes if node not in away}
-        replies = away | remote.ask("evaluate", orders, remote.model(), room)
+        orders = {node: {"stage": kind, "sets": names} for node in nodes if node not in away}
+        replies = away | remote.ask("evaluate", orders, remote.model(), _ROOM)
         found, failed = dict[str, dict[str, Counted]](), dict[str, Any]()
         for node in nodes:
             try:
                 found[node] = self._read(remote.sets[node][kind], *taken(replies[node]))
             except Exception as error:  # whatever is sent by a node that is broken, of another version or hostile
-                if isinstance(error, NodeError) and not remote.state.round:
+                if not remote.state.round:
                     raise FederatedError(f"Node {node} cannot evaluate the model: {error}") from error
                 failed[node] = error
         kinds = {
@@ -179,10 +167,10 @@ class AtNodes:
             failed[node] = f"it sends {'.'.join(name)!r} of another kind than most"
         for node, why in failed.items():
             rank_zero_warn(f"Node {node} is left out of the {kind} metrics of round {remote.state.round}: {why}")
-        sets = {name: SetAtNodes([own[name] for own in found.values() if name in own]) for name in names}
-        samples = {f"/{name}" * bool(name): sum(part.samples for part in one.parts) for name, one in sets.items()}
-        remote.facts |= {f"fleet/{kind}_samples{name}": float(count) for name, count in samples.items()}
+        sets = {name: SetAtNodes(own[name] for own in found.values() if name in own) for name in names}
         remote.facts[f"fleet/{kind}_failed"] = float(len(failed))
+        for name, one in sets.items():
+            remote.facts[f"fleet/{kind}_samples" + f"/{name}" * bool(name)] = float(sum(part.samples for part in one))
         return sets if found else {}
 
     def _read(self, held: dict[str, int], facts: Facts, tensors: Tensors) -> dict[str, Counted]:
@@ -205,13 +193,3 @@ def sets_of(facts: Facts) -> dict[str, dict[str, int]]:
         "Expected counts of what a node holds out, got others.",
     )
     return held
-
-
-def _bytes_of(module: nn.Module) -> int:
-    """Returns the bytes that what is logged of one set may take in a packet, generously."""
-    return 64 * sum(
-        value.numel()
-        for metric in metrics_of(module).values()
-        for value in metric._defaults.values()
-        if isinstance(value, Tensor)
-    )

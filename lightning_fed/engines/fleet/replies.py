@@ -16,16 +16,12 @@ from lightning_fed.engines.fleet.logs import kinds_of, logged_of
 from lightning_fed.engines.fleet.packets import Facts, Tensors, unpack, widened
 from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["NodeError", "Replied", "Reply", "ReplyReader", "ids_of", "opened", "taken"]
+__all__ = ["Replied", "Reply", "ReplyReader", "ids_of", "opened", "taken"]
 
 # Steps of optimizers in one local step, where the module steps them by itself.
 _MOST_OPTIMIZERS = 1000
 # What a node has replied, or why that is nothing.
 Reply: TypeAlias = tuple[Facts, Tensors] | Exception
-
-
-class NodeError(FederatedError):
-    """What a node says went wrong there."""
 
 
 @dataclass
@@ -49,8 +45,7 @@ def opened(data: bytes, ticket: str, most: int) -> tuple[Facts, Tensors]:
     except Exception as error:  # whatever a foreign packet raises
         raise FederatedError(f"Expected a packet as a reply, got none ({type(error).__name__}: {error}).") from error
     expect(facts.get("ticket") == ticket, "Expected a reply to the question, got one to another.")
-    if "error" in facts:
-        raise NodeError(str(facts["error"])[:500])
+    expect("error" not in facts, str(facts.get("error"))[:500])
     return facts, tensors
 
 

@@ -1,10 +1,10 @@
 """A node's half of an evaluation: the global model over what the node holds out, as counts and sums."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from math import isfinite
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
@@ -34,19 +34,9 @@ class OwnBatches:
         self._source, self._sizes = source, {client: int(source.sizes[client]) for client in clients}
         self.num_samples = sum(self._sizes.values())
 
-    def __len__(self) -> int:
-        return sum(-(-size // self._source.batch_size) for size in self._sizes.values())
-
-    def to(self, device: torch.device) -> "OwnBatches":
-        """Moves the samples to a device, once; returns itself."""
-        self._source = self._source.to(device)
-        return self
-
     def __iter__(self) -> Iterator[Any]:
-        device = getattr(self._source, "order_device", torch.device("cpu"))
         for client, size in self._sizes.items():
-            order = torch.arange(size, device=device)
-            yield from read_batches(self._source, client, order, torch.initial_seed()) if size else ()
+            yield from read_batches(self._source, client, torch.arange(size), torch.initial_seed())
 
 
 def samples_of(loader: Any) -> int:
@@ -64,78 +54,78 @@ def count(trainer: LightningNames, kind: str, names: Sequence[str]) -> tuple[Fac
     """
     module, stage, loaders = trainer.lightning_module, _STAGES[kind], getattr(trainer, f"{kind}_loaders")
     name, said, sent = STEPS[stage], dict[str, Facts](), Tensors()
-
-    def hook(called: str, *args: Any) -> None:
-        getattr(module, called)(*args)
-
     with in_stage(trainer, stage), without_trace(module), eval_mode(module, name):
-        before, tensors = Attributes(module), dict(_tensors(module))
-        versions = {key: tensor._version for key, tensor in tensors.items()}
+        kept = _kept(module)
         with recording(module, MetricRecorder()):
-            hook(f"on_{name}_start")
-            hook(f"on_{name}_epoch_start")
-        for index, set_name in enumerate(names):
-            if set_name in loaders:
-                at = str(len(said))
-                said[set_name], own = _count_set(trainer, kind, loaders[set_name], index, len(names), set_name)
+            getattr(module, f"on_{name}_start")()
+            getattr(module, f"on_{name}_epoch_start")()
+        for index, (set_name, loader) in enumerate((name, loaders.get(name)) for name in names):
+            if loader is not None:
+                at, recorder = len(said), MetricRecorder(f"/{set_name}" if set_name else "")
+                samples = _run(trainer, kind, loader, index, len(names), recorder)
+                said[set_name], own = _counted(module, recorder)
+                said[set_name]["samples"] = samples
                 sent |= {f"{at}.{place}": value for place, value in own.items()}
-        if any(overrides(module, f"on_{name}_{end}") for end in ("epoch_end", "end")):
-            ours = (Metric, MetricCollection)
-            kept = [key for part, key in before.changes() if not (isinstance(part, ours) or of_torch(part))]
-            kept += [key for key, tensor in tensors.items() if tensor._version != versions[key]]
-            expect(
-                not kept,
-                f"Expected `{name}_step` to log what it finds or to update Metric objects, for an evaluation at nodes, "
-                f"got {', '.join(dict.fromkeys(kept))} of {type(module).__name__}, which stays at the node: "
-                f"`on_{name}_epoch_end` on the server would not see it.",
-            )
+        changed = kept() if any(overrides(module, f"on_{name}_{end}") for end in ("epoch_end", "end")) else []
+        expect(
+            not changed,
+            f"Expected `{name}_step` to log what it finds or to update Metric objects, for an evaluation at nodes, got "
+            f"{', '.join(changed)} of {type(module).__name__}, which stays at the node: `on_{name}_epoch_end` on the "
+            "server would not see it.",
+        )
     return {"sets": said}, sent
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors that a module holds besides parameters, but for those of metrics and of torch's own parts."""
-    for part in module.modules():
-        if not (isinstance(part, Metric) or of_torch(part)):
-            held: Iterable[tuple[str, Any]] = {**vars(part), **part._buffers}.items()
-            yield from ((name, value) for name, value in held if isinstance(value, Tensor))
+def _kept(module: LightningModule) -> Callable[[], list[str]]:
+    """Returns what names the attributes and tensors, but for those of metrics, that have changed since."""
+    parts = [part for part in module.modules() if not (isinstance(part, (Metric, MetricCollection)) or of_torch(part))]
+    held = [(key, value) for part in parts for key, value in {**vars(part), **part._buffers}.items()]
+    tensors = [(key, tensor, tensor._version) for key, tensor in held if isinstance(tensor, Tensor)]
+    before, ours = Attributes(module), {*map(id, parts)}
+    return lambda: list(
+        dict.fromkeys(
+            [
+                *(key for part, key in before.changes() if id(part) in ours),
+                *(key for key, tensor, version in tensors if tensor._version != version),
+            ]
+        )
+    )
 
 
-def _count_set(
-    trainer: LightningNames, kind: str, loader: Any, index: int, num_sets: int, set_name: str
-) -> tuple[Facts, Tensors]:
-    """Returns what is logged of one set, and the states of the Metric objects that were updated."""
-    module, name = trainer.lightning_module, STEPS[_STAGES[kind]]
-    metrics, recorder = metrics_of(module), MetricRecorder(f"/{set_name}" if set_name else "")
-    for metric in metrics.values():
-        metric.reset()
-    samples = 0
+def _run(trainer: LightningNames, kind: str, loader: Any, index: int, num_sets: int, recorder: MetricRecorder) -> int:
+    """Runs the steps over one set, with the module's hooks of batches; returns the number of samples."""
+    module, name, samples = trainer.lightning_module, STEPS[_STAGES[kind]], 0
 
     def hook(called: str, *args: Any) -> None:
         nonlocal samples
         samples += int(recorder.weight()) if called == f"on_{name}_batch_end" else 0
         getattr(module, called)(*args)
 
+    for metric in metrics_of(module).values():
+        metric.reset()
     limit: Any = getattr(trainer, f"limit_{kind}_batches")
     with recording(module, recorder):
         for _ in run_batches(trainer, name, loader, index, num_sets, limit, recorder, hook):
             pass
+    return samples
+
+
+def _counted(module: LightningModule, recorder: MetricRecorder) -> tuple[Facts, Tensors]:
+    """Returns what was logged, and the states of the Metric objects that were updated."""
     for part in module.modules():
         if isinstance(part, MetricCollection):
             part.values(copy_state=False)  # those that share a state have it only now
-    updated = {place: metric for place, metric in metrics.items() if metric._update_count}
+    updated = {place: metric for place, metric in metrics_of(module).items() if metric._update_count}
     for place, metric in updated.items():
         expect_adds_up(place, metric)
-    shown = {}
-    for key, (where, options, last) in logged_here(recorder, module).metrics.items():
-        expect(
-            where is not None,
-            f"Expected every Metric that is logged to be an attribute of {type(module).__name__}, for an evaluation at "
-            f"nodes, got {key!r}: make it one in `__init__`.",
-        )
-        last = float(last) if options.both and isinstance(last, Tensor) and last.numel() == 1 else None
-        shown[key] = [where, list(vars(options).values()), last if last is not None and isfinite(last) else None]
-    kinds = list[list[Any]]()
+    logged = logged_here(recorder, module).metrics
+    unknown = next((key for key, (place, _, _) in logged.items() if place is None), None)
+    expect(
+        unknown is None,
+        f"Expected every Metric that is logged to be an attribute of {type(module).__name__}, for an evaluation at "
+        f"nodes, got {unknown!r}: make it one in `__init__`.",
+    )
+    kinds, shown = list[list[Any]](), {key: [at, [*vars(how).values()]] for key, (at, how, _) in logged.items()}
     rows = rows_of(recorder, kinds)
-    states = {f"{place}.{state}": getattr(m, state) for place, m in updated.items() for state in m._defaults}
-    facts = {"samples": samples, "log": kinds, "rest": rows, "metrics": shown, "updated": [*updated]}
-    return facts, {place: value.detach().clone() for place, value in states.items()}
+    states = {f"{place}.{state}": getattr(m, state).clone() for place, m in updated.items() for state in m._defaults}
+    return {"log": kinds, "rest": rows, "metrics": shown, "updated": [*updated]}, states

@@ -395,7 +395,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], Any], str]] = {
     ),
     "shown otherwise": (changed(lambda said, _: said["log"][0][1].__setitem__(0, "x")), "shown as its name says"),
     "another reduction": (changed(lambda said, _: said["log"][0].__setitem__(2, "sum")), "of another kind than most"),
-    "too many bytes": (lambda reply: reply + bytes(1 << 22), "a reply of at most"),
+    "too many bytes": (lambda reply: reply + bytes(1 << 26), "a reply of at most"),
 }  # fmt: skip
 
 
