@@ -14,7 +14,7 @@ from lightning_fed.engines.fleet.census import Fleet
 from lightning_fed.engines.fleet.evaluation import AtNodes, sets_of
 from lightning_fed.engines.fleet.logs import kinds_of, logged_of, unlike_most
 from lightning_fed.engines.fleet.packets import Facts, Tensors, body_of, pack, planted
-from lightning_fed.engines.fleet.replies import Replied, Reply, ReplyReader, ids_of, opened, taken
+from lightning_fed.engines.fleet.replies import Replied, Reply, ReplyReader, opened, taken
 from lightning_fed.engines.fleet.terms import methods_sent, runs_at_nodes, terms_of
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.errors import FederatedError, expect
@@ -233,7 +233,7 @@ class RemoteTrainer(ClientTrainer):
         for node, own in shares.items():
             try:
                 said, sent = taken(replies[node])
-                left_out, asked = ids_of(said["left_out"]), {client.id for client in own}
+                left_out, asked = dict(said["left_out"]), {client.id for client in own}
                 expect({*said["clients"]} == asked - left_out.keys(), "Expected clients that were asked for.")
                 at = torch.tensor([place[client] for client in said["clients"]], device=losses.device)
                 for name, filled in [("losses", losses)] if out is None else [("losses", losses), ("rows", out)]:

@@ -16,7 +16,7 @@ from lightning_fed.engines.fleet.logs import kinds_of, logged_of
 from lightning_fed.engines.fleet.packets import Facts, Tensors, unpack, widened
 from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["Replied", "Reply", "ReplyReader", "ids_of", "opened", "taken"]
+__all__ = ["Replied", "Reply", "ReplyReader", "opened", "taken"]
 
 # Steps of optimizers in one local step, where the module steps them by itself.
 _MOST_OPTIMIZERS = 1000
@@ -71,7 +71,7 @@ class ReplyReader:
             Exception: Of any kind, if a node is broken, of another version or hostile.
         """
         asked = {client.id: client for client in own}
-        left_out = ids_of(facts["left_out"])
+        left_out = dict(facts["left_out"])
         ids = [*left_out, *(said["id"] for said in facts["clients"])]
         expect({*ids} <= asked.keys() and len({*ids}) == len(ids), "Expected clients that were asked for, each once.")
         kinds = kinds_of(facts)
@@ -151,8 +151,3 @@ def _finite(name: str, value: Tensor, like: Tensor | None = None) -> Tensor:
         f"Expected {name!r} to be finite and of the shape asked for, got {tuple(value.shape)} in {value.dtype}.",
     )
     return value if like is None else value.to(like.device)
-
-
-def ids_of(left_out: dict[str, Any]) -> dict[int, Any]:
-    """Returns why clients are left out, by their ids, which JSON has as text."""
-    return {int(client): why for client, why in left_out.items()}

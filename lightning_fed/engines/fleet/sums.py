@@ -10,7 +10,7 @@ from lightning_fed.engines.fleet.census import Fleet
 from lightning_fed.engines.fleet.logs import kinds_of, logged_of
 from lightning_fed.engines.fleet.packets import Facts, Tensors, unpack
 from lightning_fed.engines.fleet.remote import RemoteTrainer
-from lightning_fed.engines.fleet.replies import Reply, ids_of
+from lightning_fed.engines.fleet.replies import Reply
 from lightning_fed.errors import expect
 
 __all__ = ["SumsTrainer"]
@@ -40,7 +40,7 @@ class SumsTrainer(RemoteTrainer):
             totals = self._totals() if here else {}
             entered = [one for node, facts in here.items() for one in self._counted(shares[node], facts)]
             logged = [logged_of(kinds_of(facts), facts["rest"]) for facts in here.values()]
-            left_out = {node: ids_of(facts["left_out"]) for node, facts in here.items()}
+            left_out = {node: dict(facts["left_out"]) for node, facts in here.items()}
             for facts in here.values():
                 self._count(facts)
         except Exception as error:  # of a node that is broken or hostile, or in the sum

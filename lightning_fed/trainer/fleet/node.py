@@ -205,7 +205,7 @@ class Node:
             computes = start.own_losses if facts["held_out"] and start.own_losses is not None else start.full_gradient
             losses = computes.compute_at_start(clients, rows)
             state.load_global_model()
-        said: Facts = {"clients": here, "left_out": {str(client): why for client, why in lost.items()}}
+        said: Facts = {"clients": here, "left_out": [*lost.items()]}
         if rows is None:
             return said, {"losses": losses}
         self._taken = {client.id: (rows[at], losses[at]) for at, client in enumerate(clients)}

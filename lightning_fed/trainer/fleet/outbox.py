@@ -10,7 +10,7 @@ from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Need, ReducedUpdate, Update
 from lightning_fed.engines.divergence import DivergenceWatch
 from lightning_fed.engines.fleet.logs import rows_of
-from lightning_fed.engines.fleet.packets import Facts, Tensors, name_of, squeezed
+from lightning_fed.engines.fleet.packets import NAMES, Facts, Tensors, squeezed
 from lightning_fed.errors import FederatedError
 
 __all__ = ["Outbox", "SumsBox"]
@@ -51,8 +51,7 @@ class SumsBox(RoundReducer):
     def close(self, lost: dict[int, str], divergence: DivergenceWatch) -> tuple[Facts, Tensors]:
         """Returns what is sent: the clients that entered, those left out with why, and what was logged."""
         rest = self.logged()
-        left_out = {str(client): divergence.failed.get(client) for client in divergence.clients}
-        left_out |= {str(client): why for client, why in lost.items()}
+        left_out = [*{client: divergence.failed.get(client) for client in divergence.clients}.items(), *lost.items()]
         facts = {"clients": self.rows, "left_out": left_out, "log": self.kinds, "rest": rest}
         return facts, self.tensors or self.totals()
 
@@ -86,7 +85,7 @@ class Outbox(SumsBox):
         if logged := self.logged():
             held["log"] = torch.tensor(logged, dtype=torch.float64)
         self.tensors |= {f"{update.client.id}.{name}": value.detach().clone() for name, value in held.items()}
-        kinds = {name: [bits, list(value.shape), name_of(value.dtype)] for name, (value, bits) in packed.items()}
+        kinds = {name: [bits, list(value.shape), NAMES[value.dtype]] for name, (value, bits) in packed.items()}
         self._note(update, bytes_up=update.bytes_up, sums=sums, packed=kinds, nothing=nothing)
         self._clients.append(update.client)
 
