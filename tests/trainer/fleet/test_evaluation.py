@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
-from torchmetrics import MaxMetric, MeanMetric, MetricCollection
+from torchmetrics import MaxMetric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassAUROC,
@@ -29,7 +29,7 @@ from lightning_fed.engines.fleet.packets import pack, unpack
 from lightning_fed.trainer.fleet import LocalFleet, Node, SummingFleet
 from tests.composition.composition_parts import make_samples
 from tests.parts import BySizes, Classifier, federated_trainer, points, quick_first
-from tests.trainer.fleet.fleets import SHARES, rows_of
+from tests.trainer.fleet.fleets import SHARES
 from tests.trainer.fleet.test_faults import named
 
 # Samples for validation and test at each node: very unequal, and node b holds nothing out for validation.
@@ -75,8 +75,8 @@ class Prices(Classifier):
     def __init__(self) -> None:
         torch.manual_seed(0)
         super().__init__(nn.Linear(5, 1))
-        self.error, self.largest, self.mean = MeanSquaredError(), MaxMetric(), MeanMetric()
-        for metric in (self.error, self.largest, self.mean):
+        self.error, self.largest = MeanSquaredError(), MaxMetric()
+        for metric in (self.error, self.largest):
             metric.set_dtype(torch.float64)
 
     def loss(self, batch: Any) -> Tensor:
@@ -87,8 +87,7 @@ class Prices(Classifier):
         x, y = batch
         self.error.update(self(x)[:, 0], y.to(x))
         self.largest.update(self(x).max())
-        self.mean.update(self(x))
-        self.log_dict({"val/mse": self.error, "val/largest": self.largest, "val/mean": self.mean})
+        self.log_dict({"val/mse": self.error, "val/largest": self.largest})
         self.log("val/huge", (y > 1).double().sum(), reduce_fx="sum")
         return self.loss(batch)
 
@@ -143,6 +142,12 @@ def pooled(**options: Any) -> FederatedDataModule:
     """All of it in one process."""
     val, test = (ConcatDataset([part(name, which) for name in SHARES if HELD[name][which]]) for which in (0, 1))
     return data_of([*range(6)], val, test, **options)
+
+
+def rows_of(trainer: FederatedTrainer) -> dict[str, float]:
+    """What the last round logged, in float64, without times and what only a fleet says."""
+    beside = ("time/", "fleet/", "clients/failed")
+    return {name: value for name, value in trainer.metrics.logged.items() if not name.startswith(beside)}
 
 
 def make(folder: Path, *callbacks: Callback, **options: Any) -> FederatedTrainer:
@@ -490,3 +495,42 @@ def test_a_node_calls_what_its_data_do_with_batches(tmp_path: Path) -> None:
     there = fit(trainer(), Foreign(), None, LocalFleet({"a": Node(trainer(), Foreign(), data(), [0, 1])}, "nodes"))
     assert torch.equal(here.weights, there.weights)
     assert rows_of(here) == pytest.approx(rows_of(there), rel=1e-12)
+
+
+class Two(Foreign):
+    """Has two validation sets, and says in which a batch is."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val_loss", (1 + dataloader_idx) * self.criterion(self.body(batch[0]), batch[1]))
+
+
+class Lists(LightningDataModule):
+    def __init__(self, *seeds: int) -> None:
+        super().__init__()
+        self.seeds = seeds
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(ConcatDataset([points(12 + 4 * seed, seed) for seed in self.seeds]), batch_size=8)
+
+    def val_dataloader(self) -> Any:
+        sets = ([points(5 + 3 * seed, 10 + seed) for seed in self.seeds], [points(7, 20 + seed) for seed in self.seeds])
+        return [DataLoader(ConcatDataset(each), batch_size=100) for each in sets]
+
+
+def test_several_sets_keep_their_names_and_numbers(tmp_path: Path) -> None:
+    def run(**options: Any) -> FederatedTrainer:
+        trainer = lambda: make(tmp_path, max_rounds=1, **options)  # noqa: E731
+        data = [FederatedDataModule(source=Lists(at), num_clients=1, batch_size=8) for at in (0, 1)]
+        nodes = {f"{at}": Node(trainer(), Two(), own, [at]) for at, own in enumerate(data)}
+        return fit(trainer(), Two(), None, LocalFleet(nodes, "nodes"))
+
+    trainer = run()
+    names = ["val_loss/dataloader_idx_0", "val_loss/dataloader_idx_1"]
+    module, sums = trainer.lightning_module, []
+    for at, loader in enumerate(Lists(0, 1).val_dataloader()):
+        x, y = next(iter(loader))
+        sums.append(float((1 + at) * module.criterion(module.body(x.double()), y).detach()))
+    assert [trainer.metrics.logged[name] for name in names] == pytest.approx(sums, rel=1e-12)
+    assert trainer.logged_metrics["fleet/val_samples/dataloader_idx_0"] == 13
+    assert trainer.logged_metrics["fleet/val_samples/dataloader_idx_1"] == 14
+    assert not [name for name in run(limit_val_batches=0).logged_metrics if "val" in name]
