@@ -34,6 +34,9 @@ class OwnBatches:
         self._source, self._sizes = source, {client: int(source.sizes[client]) for client in clients}
         self.num_samples = sum(self._sizes.values())
 
+    def __len__(self) -> int:
+        return sum(-(-size // self._source.batch_size) for size in self._sizes.values())
+
     def __iter__(self) -> Iterator[Any]:
         for client, size in self._sizes.items():
             yield from read_batches(self._source, client, torch.arange(size), torch.initial_seed())
@@ -55,16 +58,16 @@ def count(trainer: LightningNames, kind: str, names: Sequence[str]) -> tuple[Fac
     module, stage, loaders = trainer.lightning_module, _STAGES[kind], getattr(trainer, f"{kind}_loaders")
     name, said, sent = STEPS[stage], dict[str, Facts](), Tensors()
     with in_stage(trainer, stage), without_trace(module), eval_mode(module, name):
-        kept = _kept(module)
         with recording(module, MetricRecorder()):
             getattr(module, f"on_{name}_start")()
             getattr(module, f"on_{name}_epoch_start")()
-        for index, (set_name, loader) in enumerate((name, loaders.get(name)) for name in names):
-            if loader is not None:
-                at, recorder = len(said), MetricRecorder(f"/{set_name}" if set_name else "")
-                samples = _run(trainer, kind, loader, index, len(names), recorder)
-                said[set_name], own = _counted(module, recorder)
-                said[set_name]["samples"] = samples
+        kept = _kept(module)  # what these hooks set, they set on the server too
+        for index, set_name in enumerate(names):
+            if set_name in loaders:
+                recorder, at = MetricRecorder(f"/{set_name}" if set_name else ""), len(said)
+                samples = _run(trainer, kind, loaders[set_name], index, len(names), recorder)
+                facts, own = _counted(module, recorder)
+                said[set_name] = facts | {"samples": samples}
                 sent |= {f"{at}.{place}": value for place, value in own.items()}
         changed = kept() if any(overrides(module, f"on_{name}_{end}") for end in ("epoch_end", "end")) else []
         expect(
@@ -82,14 +85,12 @@ def _kept(module: LightningModule) -> Callable[[], list[str]]:
     held = [(key, value) for part in parts for key, value in {**vars(part), **part._buffers}.items()]
     tensors = [(key, tensor, tensor._version) for key, tensor in held if isinstance(tensor, Tensor)]
     before, ours = Attributes(module), {*map(id, parts)}
-    return lambda: list(
-        dict.fromkeys(
-            [
-                *(key for part, key in before.changes() if id(part) in ours),
-                *(key for key, tensor, version in tensors if tensor._version != version),
-            ]
-        )
-    )
+
+    def changed() -> list[str]:
+        names = [key for part, key in before.changes() if id(part) in ours]
+        return [*dict.fromkeys(names + [key for key, tensor, version in tensors if tensor._version != version])]
+
+    return changed
 
 
 def _run(trainer: LightningNames, kind: str, loader: Any, index: int, num_sets: int, recorder: MetricRecorder) -> int:

@@ -58,6 +58,9 @@ class Classes(Classifier):
         self.pair.update(scores, labels)
         self.area.update(scores.softmax(1), labels)  # torchmetrics itself would do so in some batches only
 
+    def on_validation_epoch_start(self) -> None:
+        self.started = self.trainer.current_epoch  # as it is on the server too
+
     def on_validation_epoch_end(self) -> None:
         self.log("val/area", self.area.compute())
         self.log_dict({f"val/pair/{name}": value for name, value in self.pair.compute().items()})
