@@ -74,7 +74,7 @@ class Counted:
     def kinds(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         """Yields of what kind each number is: the same at all nodes."""
         yield from (((key,), (each.options, each.reduction)) for key, each in self.logged.series.items())
-        yield from (((key,), (place, options)) for key, (place, options, _) in self.logged.metrics.items())
+        yield ("Metric objects",), frozenset(self.logged.metrics.items())
         yield from ((name, value.shape) for name, value in self.states.items())
 
 
@@ -157,7 +157,7 @@ class AtNodes:
             except Exception as error:  # whatever is sent by a node that is broken, of another version or hostile
                 if not remote.state.round:
                     raise FederatedError(f"Node {node} cannot evaluate the model: {error}") from error
-                failed[node] = error
+                failed[node] = error if isinstance(error, FederatedError) else repr(error)
         kinds = {
             node: {(name, *kind): like for name, one in own.items() for kind, like in one.kinds()}
             for node, own in found.items()

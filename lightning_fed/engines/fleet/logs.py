@@ -48,7 +48,7 @@ def logged_of(kinds: list[Any], rows: list[list[float]]) -> dict[str, LoggedValu
     for at, total, weight, last in rows:
         key, shown, by, default = kinds[int(at)]
         found[key] = value = LoggedValue(shown, by, default)
-        value.total, value.weight, value.last = total, weight, last
+        value.total, value.weight, value.last = float(total), float(weight), float(last)
         expect(
             weight > 0 or value.reduction != "mean", f"Expected a mean of {key!r} over something, got one over nothing."
         )

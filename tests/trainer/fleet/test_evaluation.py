@@ -17,6 +17,7 @@ from torchmetrics import MaxMetric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassAUROC,
+    MulticlassConfusionMatrix,
     MulticlassF1Score,
 )
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
@@ -46,7 +47,7 @@ class Classes(Classifier):
         self.accuracy = MulticlassAccuracy(3, average="micro")
         self.others = MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)], prefix="val/")
         self.pair = MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)])
-        self.area = MulticlassAUROC(3, thresholds=20)
+        self.area, self.table = MulticlassAUROC(3, thresholds=20), MulticlassConfusionMatrix(3)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         scores, labels = self(batch[0]), batch[1]
@@ -389,6 +390,10 @@ HOSTILE: dict[str, tuple[Callable[[bytes], Any], str]] = {
     "a mean over nothing": (changed(lambda said, _: said["rest"][0].__setitem__(2, -1.0)), "over nothing"),
     "an unknown metric": (changed(lambda said, _: said["updated"].append("mine")), "Metric objects that the server's"),
     "a foreign place": (changed(lambda said, _: said["metrics"]["val/acc"].__setitem__(0, "x")), "Metric objects"),
+    "a table as a number": (
+        changed(lambda said, _: said["metrics"].update(x=["table", ["x", "", False, True, False]])), "of another kind"
+    ),
+    "an integer without end": (changed(lambda said, _: said["rest"][0].__setitem__(1, 10**400)), "OverflowError"),
     "negative counts": (put("0.accuracy.tp", torch.tensor(-1)), "finite numbers or counts as MulticlassAccuracy"),
     "counts that are none": (put("0.accuracy.tp", torch.tensor(1.5)), "finite numbers or counts"),
     "another shape": (put("0.area.confmat", torch.zeros(2, 2).long()), "finite numbers or counts as MulticlassAUROC"),
