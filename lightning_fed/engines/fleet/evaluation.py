@@ -130,9 +130,10 @@ class AtNodes:
         self.kind, self.whose = kind, whose
 
     def begin(self, remote: Any) -> None:
-        """Names the nodes that hold nothing out; refuses a fleet in which nobody does."""
+        """Names the nodes that hold nothing out, and notes the sets of all; refuses a fleet in which nobody has any."""
         self.remote, held = remote, remote.sets
         without = [node for node in sorted(held) if not held[node].get(self.kind)]
+        self.names = list(dict.fromkeys(name for node in self._nodes() for name in held[node][self.kind]))
         expect(
             any(any(own.values()) for own in held.values()),
             "Expected a node with samples to evaluate on, got none: hold some out, for example with "
@@ -141,13 +142,17 @@ class AtNodes:
         if without:
             rank_zero_info(f"Without {self.kind} samples: {', '.join(without)}.")
 
+    def _nodes(self) -> list[str]:
+        """Returns the nodes that hold something out, in the order of their first clients."""
+        homes, held = self.remote.census.homes, self.remote.sets
+        order = dict.fromkeys(homes[client] for client in sorted(homes))
+        return [node for node in order if held.get(node, {}).get(self.kind)]
+
     def sets(self) -> dict[str, SetAtNodes]:
         """Asks the nodes; returns what all with a sound reply have counted, and names and counts the others."""
-        remote, kind, homes = self.remote, self.kind, self.remote.census.homes
-        away = remote.find([*homes])
-        nodes = list(dict.fromkeys(homes[client] for client in sorted(homes)))
-        nodes = [node for node in nodes if remote.sets.get(node, {}).get(kind)]
-        names = list(dict.fromkeys(name for node in nodes for name in remote.sets[node][kind]))
+        remote, kind, names = self.remote, self.kind, self.names
+        away = remote.find([*remote.census.homes])
+        nodes = self._nodes()
         orders = {node: {"stage": kind, "sets": names} for node in nodes if node not in away}
         replies = away | remote.ask("evaluate", orders, remote.model(), _ROOM)
         found, failed = dict[str, dict[str, Counted]](), dict[str, Any]()
