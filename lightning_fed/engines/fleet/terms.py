@@ -60,6 +60,8 @@ def terms_of(trainer: Any) -> dict[str, Any]:
         **{f"`--trainer.{name}`": describe(getattr(options, name)) for name in _OPTIONS},
         "`--trainer.full_gradients`": vars(options.full_gradients),
         "`--trainer.participation.sampler`": describe(trainer.sampler),
+        "`--data.batch_size`": int(state.source.batch_size),
+        "`--data.drop_last`": bool(state.source.drop_last),
         "parameters of `--model`": [
             [n, list(p.shape)] for n, p in zip(vector.all_names, vector.all_parameters, strict=True)
         ],

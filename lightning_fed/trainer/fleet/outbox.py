@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import TrainState
@@ -79,7 +78,8 @@ class Outbox(SumsBox):
         same = {"delta": update.delta, "gradient": update.gradient, "row": start.row_of(update.client)}
         sums = {}
         for name, value in update.sums.items():  # what is sent anyway is named instead
-            alias = next((key for key, other in same.items() if other is not None and _equal(value, other)), None)
+            kept = {key: other for key, other in same.items() if other is not None and other.dtype == value.dtype}
+            alias = next((key for key, other in kept.items() if torch.equal(value, other)), None)
             sums[name] = [update.factors.get(name, 1.0), name in update.implied, alias]
             held |= {} if alias else {f"sum.{name}": value}
         if logged := self.logged():
@@ -88,7 +88,3 @@ class Outbox(SumsBox):
         kinds = {name: [bits, list(value.shape), NAMES[value.dtype]] for name, (value, bits) in packed.items()}
         self._note(update, bytes_up=update.bytes_up, sums=sums, packed=kinds, nothing=nothing)
         self._clients.append(update.client)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
