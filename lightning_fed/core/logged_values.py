@@ -20,7 +20,7 @@ TOTALS = ("samples", "gradients", "comm/rounds", "comm/bytes_down", "comm/bytes_
 """The columns that are sums over the run."""
 
 _RESERVED = frozenset({"round", *TOTALS})
-_RESERVED_GROUPS = ("clients/", "comm/", "simulated/", "time/")
+_RESERVED_GROUPS = ("clients/", "comm/", "fleet/", "simulated/", "time/")
 
 _REDUCTIONS: dict[Any, str] = {
     "mean": "mean", "sum": "sum", "min": "min", "max": "max",

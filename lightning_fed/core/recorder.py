@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -55,13 +55,14 @@ class MetricRecorder:
 
     Args:
         suffix: Appended to every name, for named evaluation sets.
+        whose: Put between name and suffix, where two parties evaluate.
     """
 
-    def __init__(self, suffix: str = "") -> None:
+    def __init__(self, suffix: str = "", whose: str = "") -> None:
         self.batch_size: float | None = 1.0
         self.batch: Any = None
         self.position = -1
-        self._suffix = suffix
+        self._suffix, self._whose = suffix, whose
         self.series: dict[str, LoggedValue] = {}
         self._marked: dict[str, LoggedValue] = {}
         self.metrics: dict[str, tuple[Metric, LogOptions, Tensor | None]] = {}
@@ -85,8 +86,8 @@ class MetricRecorder:
     ) -> None:
         """Takes every argument of ``LightningModule.log``; those about ranks are ignored."""
         suffix = self._suffix if add_dataloader_idx else ""
-        key = f"{name}{suffix}"
-        options = LogOptions(name, suffix, prog_bar, logger is not False, bool(on_step and on_epoch))
+        options = self.named(LogOptions(name, suffix, prog_bar, logger is not False, bool(on_step and on_epoch)))
+        key = f"{name}{options.suffix}"
         if key not in self.series and key not in self.metrics:
             expect_free(key)
         if isinstance(value, Metric):
@@ -98,7 +99,7 @@ class MetricRecorder:
             series = self.series[key] = LoggedValue(options, reduce_fx)
         weight = 1.0
         if series.reduction == "mean":
-            weight = self._weight() if batch_size is None else batch_size
+            weight = self.weight() if batch_size is None else batch_size
         series.add(scalar(name, value), weight)
 
     def log_default(self, name: str, value: Tensor | float) -> None:
@@ -107,9 +108,15 @@ class MetricRecorder:
         if series is None:
             series = self.series[name] = LoggedValue(LogOptions(name, "", True, True, False), is_default=True)
         if series.is_default:
-            series.add(value.detach().reshape(()) if isinstance(value, Tensor) else value, self._weight())
+            series.add(value.detach().reshape(()) if isinstance(value, Tensor) else value, self.weight())
 
-    def _weight(self) -> float:
+    def named(self, options: LogOptions) -> LogOptions:
+        """Returns options, with the set's suffix if they have any, as they are shown here."""
+        suffix = self._whose + (self._suffix if options.suffix else "")
+        return options if suffix == options.suffix else replace(options, suffix=suffix)
+
+    def weight(self) -> float:
+        """Returns the number of samples in the current batch."""
         if self.batch_size is None:
             try:
                 self.batch_size = extract_batch_size(self.batch)

@@ -22,13 +22,13 @@ from lightning_fed.core.seeding import GENERATORS
 from lightning_fed.errors import FederatedError
 
 __all__ = [
-    "BatchTransfer", "Held", "accepts", "batch_transfer", "describe", "is_ours", "is_own", "lightning_class",
-    "loss_of", "overrides", "own_places", "own_uses", "requires",
+    "TRANSFER_HOOKS", "BatchTransfer", "Held", "accepts", "batch_transfer", "describe", "is_ours", "is_own",
+    "lightning_class", "loss_of", "overrides", "own_places", "own_uses", "requires",
 ]  # fmt: skip
 
 # The package `lightning` holds what is published as `pytorch_lightning` and `lightning_fabric` too.
 PACKAGES = ("lightning.pytorch.", "lightning.fabric.", "pytorch_lightning.", "lightning_fabric.")
-_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # Packages whose code is known here, as Python's standard library is.
 _KNOWN = {"torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "lightning_fed", "numpy"}
 _KNOWN |= sys.stdlib_module_names - {"__main__"}
@@ -119,7 +119,7 @@ def batch_transfer(
     """
     stages: list[Callable[[Any, int], Any]] = []
     converts = True
-    for hook in _HOOKS:
+    for hook in TRANSFER_HOOKS:
         parts = (module,) if datamodule is None else (datamodule, module)
         if (owner := next((part for part in parts if overrides(part, hook)), None)) is not None:
             stages.append(_bind(getattr(owner, hook), fabric, hook))

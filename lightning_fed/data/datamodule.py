@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fed.core import ShownInNotebooks
 from lightning_fed.core.seeding import run_seed
-from lightning_fed.core.user_code import overrides
+from lightning_fed.core.user_code import TRANSFER_HOOKS, overrides
 from lightning_fed.data.augmentation import Augmentation, AugmentedSource
 from lightning_fed.data.batch_sources import BatchSource, EvalLoaders
 from lightning_fed.data.client_data import ClientData, Part
@@ -29,8 +29,6 @@ from lightning_fed.data.split import Split, label_statistics
 from lightning_fed.errors import FederatedError, expect, expect_count
 
 __all__ = ["FederatedDataModule"]
-
-_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class FederatedDataModule(LightningDataModule, ShownInNotebooks):
@@ -123,7 +121,7 @@ class FederatedDataModule(LightningDataModule, ShownInNotebooks):
             self.batch_size, self.num_workers = batch_size or Loading.batch_size, num_workers or 0
         else:
             self.prepare_data_per_node = self._source.module.prepare_data_per_node
-            vars(self).update({hook: getattr(source, hook) for hook in _TRANSFERS if overrides(source, hook)})
+            vars(self).update({hook: getattr(source, hook) for hook in TRANSFER_HOOKS if overrides(source, hook)})
 
     def load_datasets(self) -> Datasets:
         """Returns the data sets; override it (or subclass ``BundledDataModule``) to bring your own."""

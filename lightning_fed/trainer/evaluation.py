@@ -1,9 +1,9 @@
 """Validation, test and prediction of one model by the LightningModule's own steps."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -19,17 +19,18 @@ from lightning_fed.core.recorder import LoggedMetrics, MetricRecorder, recording
 from lightning_fed.core.seeding import Purpose, seed_everywhere, seed_for, seed_generators
 from lightning_fed.core.user_code import Held, accepts, batch_transfer, overrides, requires
 from lightning_fed.distributed.sharing import gather_logged, logging_alone
+from lightning_fed.engines.fleet.evaluation import AtNodes, SetAtNodes
 from lightning_fed.engines.trial import without_trace
 from lightning_fed.models.classifier import class_scores
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.options import batch_limit, expect_module, known_length
 
 __all__ = [
-    "by_set", "eval_mode", "evaluate", "in_stage", "named_loaders", "predict", "print_results", "run_batches",
-    "say_whose", "scored_batches", "seed_evaluation",
+    "STEPS", "by_set", "eval_mode", "evaluate", "in_stage", "loaders_in_fit", "named_loaders", "predict",
+    "print_results", "run_batches", "say_whose", "scored_batches", "seed_evaluation",
 ]  # fmt: skip
 
-_STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
+STEPS = {RunningStage.VALIDATING: "validation", RunningStage.TESTING: "test", RunningStage.PREDICTING: "predict"}
 _UNNAMED = "dataloader_idx_"  # Lightning's name for the loaders of a list
 
 
@@ -42,6 +43,13 @@ def named_loaders(loaders: Any) -> dict[str, Iterable[Any]]:
     if isinstance(loaders, (list, tuple)):
         return {f"{_UNNAMED}{i}": loader for i, loader in enumerate(loaders)}
     return {"": loaders}
+
+
+def loaders_in_fit(trainer: LightningNames, kind: Literal["val", "test"]) -> dict[str, Any]:
+    """Names the sets on which ``fit`` evaluates: the server's own, those of nodes, or both."""
+    where = getattr(trainer.fleet, "evaluates", "server")
+    own = {} if where == "nodes" else named_loaders(getattr(trainer.datamodule, f"{kind}_dataloader")())
+    return own if where == "server" else {**own, "/nodes": AtNodes(kind, "" if where == "nodes" else "/nodes")}
 
 
 @contextmanager
@@ -77,27 +85,41 @@ def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: 
     """Runs ``validation_step`` or ``test_step`` over data sets by name, and returns the metrics of each, in order.
 
     A set's name is a suffix of its metrics if the datamodule gave it or there are several sets. What epoch hooks log is
-    added to the metrics of each set. The list is empty if the stage is limited to 0 batches.
+    added to the metrics of each set. The list is empty if the stage is limited to 0 batches, or no node replies. Where
+    the server evaluates too, callbacks do not hear of what nodes count.
     """
-    name, module = _STEPS[stage], trainer.lightning_module
+    own = {name: loader for name, loader in loaders.items() if not isinstance(loader, AtNodes)}
     limit = trainer.limit_val_batches if stage == RunningStage.VALIDATING else trainer.limit_test_batches
-    expect_module(module, f"{name}_step")
-    if limit == 0:
-        return []
+    expect_module(trainer.lightning_module, f"{STEPS[stage]}_step")
     results: list[LoggedMetrics] = []
-    epoch = recorder = MetricRecorder()
+    for place in loaders.values() if limit else ():
+        if isinstance(place, AtNodes) and (sets := place.sets()):
+            results += _evaluate(trainer, sets, stage, limit, place.whose)
+    return results + (_evaluate(trainer, own, stage, limit) if own and limit else [])
+
+
+def _evaluate(
+    trainer: LightningNames, loaders: Mapping[str, Any], stage: RunningStage, limit: int | float, whose: str = ""
+) -> list[LoggedMetrics]:
+    name, module = STEPS[stage], trainer.lightning_module
+    hooks: Any = (lambda hook: getattr(module, hook)()) if whose else trainer.hooks
+    results: list[LoggedMetrics] = []
+    epoch = recorder = MetricRecorder(whose=whose)
     held: list[tuple[Metric, dict[str, Any]]] = []
     with in_stage(trainer, stage), eval_mode(module, name):
         with recording(module, epoch):
-            trainer.hooks(f"on_{name}_start")
-            trainer.hooks(f"on_{name}_epoch_start")
+            hooks(f"on_{name}_start")
+            hooks(f"on_{name}_epoch_start")
         for index, (set_name, loader) in enumerate(loaders.items()):
             named = len(loaders) > 1 or not set_name.startswith(_UNNAMED)
-            recorder = MetricRecorder(f"/{set_name}" if set_name and named else "")
-            with recording(module, recorder), logging_alone(trainer.processes, recorder):
-                for _ in run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
-                    pass
-            gather_logged(trainer.processes, recorder, module)
+            recorder = MetricRecorder(f"/{set_name}" if set_name and named else "", whose)
+            if isinstance(loader, SetAtNodes):
+                loader.fill(recorder, module)
+            else:
+                with recording(module, recorder), logging_alone(trainer.processes, recorder):
+                    for _ in run_batches(trainer, name, loader, index, len(loaders), limit, recorder):
+                        pass
+                gather_logged(trainer.processes, recorder, module)
             results.append(recorder.compute())
             trainer.metrics.update(results[-1])
             if index < len(loaders) - 1:  # each set has its own totals
@@ -105,7 +127,7 @@ def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: 
         recorder.take_metrics_back(held)
         seed_evaluation(trainer, name, len(loaders))
         with recording(module, epoch):
-            trainer.hooks(f"on_{name}_epoch_end")
+            hooks(f"on_{name}_epoch_end")
         shared = epoch.compute()
         recorder.reset_metrics()
         epoch.reset_metrics()
@@ -113,7 +135,7 @@ def evaluate(trainer: LightningNames, loaders: dict[str, Iterable[Any]], stage: 
             metric.reset()
         for metrics in (*results, trainer.metrics):
             metrics.update(shared)
-        trainer.hooks(f"on_{name}_end")
+        hooks(f"on_{name}_end")
     return results
 
 
@@ -162,7 +184,7 @@ def scored_batches(trainer: LightningNames) -> Iterator[tuple[str, Any, Tensor, 
     loaders, limit = _loaders(trainer, "test_dataloader"), options.limit_test_batches
     if not loaders:
         stage, loaders, limit = RunningStage.VALIDATING, _loaders(trainer, "val_dataloader"), options.limit_val_batches
-    name, alone = _STEPS[stage], trainer.processes.working_alone()
+    name, alone = STEPS[stage], trainer.processes.working_alone()
 
     def step(batch: Any) -> tuple[Any, Tensor, Tensor]:
         return batch, *class_scores(module, batch)

@@ -251,7 +251,7 @@ class RoundLoop:
         if trainer.round % options.check_val_every_n_rounds == 0 and trainer.val_loaders:
             with self.guard.watching("the hooks of validation", is_global=True):
                 results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING)
-            trainer.validated = True
+            trainer.validated = bool(results) or not trainer.limit_val_batches
             for result in results:
                 self._note(result)
                 self._warn_of_nan(result.logged)
@@ -261,6 +261,8 @@ class RoundLoop:
                 results = evaluate(trainer, trainer.test_loaders, RunningStage.TESTING)
             for result in results:
                 self._note(result)
+        if getattr(self.engine.trainer, "evaluated", ()):  # what was sent since, and over how many samples
+            self._note(LoggedMetrics(dict(self.engine.trainer.facts), dict(self.engine.trainer.facts), {}))
 
     def _warn_of_nan(self, metrics: dict[str, float]) -> None:
         """Warns, once in a run, that a validation metric is NaN."""

@@ -36,7 +36,7 @@ from lightning_fed.sampling import cohort_size
 from lightning_fed.trainer.bookkeeping import StopRequest
 from lightning_fed.trainer.callback_order import add_module_callbacks, expect_covered
 from lightning_fed.trainer.checkpoint_contents import load_weights, restore_data, restore_state
-from lightning_fed.trainer.evaluation import named_loaders
+from lightning_fed.trainer.evaluation import loaders_in_fit, named_loaders
 from lightning_fed.trainer.fabric import announce_device, launch, lay_out, move_to_device, show_optimizers
 from lightning_fed.trainer.lightning_names import LightningNames
 from lightning_fed.trainer.loop import RoundLoop
@@ -217,7 +217,7 @@ def _set_up_training(
     trainer: LightningNames, run: RunFolder | None, weights: str | None, checkpoint: dict[str, Any] | None, source: str
 ) -> None:
     """Builds the state of ``fit``, new, from a ``checkpoint`` read from ``source``, or from ``weights``."""
-    model, options, data = trainer.lightning_module, trainer.options, trainer.datamodule
+    model, options = trainer.lightning_module, trainer.options
     if checkpoint is not None:
         expect_layout(checkpoint, source)  # before a hook of the module may change the checkpoint
     move_to_device(trainer.fabric, model)  # first: else loading could round the weights
@@ -237,13 +237,13 @@ def _set_up_training(
     kept = None if checkpoint is None else checkpoint["federated"].get("memory_format", "preserve")
     memory_format = lay_out(trainer.fabric, model, trainer.callbacks, options.memory_format, kept)
     has_validation = overrides(model, "validation_step")  # `configure_optimizers` may ask for it
-    trainer.val_loaders = named_loaders(data.val_dataloader()) if has_validation else {}
+    trainer.val_loaders = loaders_in_fit(trainer, "val") if has_validation else {}
     trainer.train_state = _make_state(trainer, run)
     trainer.train_state.memory_format = memory_format
     trainer.train_state.length = trainer.options.max_rounds if trainer.reads_length else None
     show_optimizers(trainer.fabric, trainer.optimizers)
     in_between = options.check_test_every_n_rounds is not None
-    trainer.test_loaders = named_loaders(data.test_dataloader()) if in_between else {}
+    trainer.test_loaders = loaders_in_fit(trainer, "test") if in_between else {}
     for callback in trainer.callbacks:
         if isinstance(callback, ClientAlgorithm):
             callback.check(trainer)

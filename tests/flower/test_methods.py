@@ -29,9 +29,13 @@ RUNS = {
     "feddyn": "--config client/feddyn",
     "fedga-topk": "--config client/fedga --trainer.callbacks TopK --trainer.callbacks.share 0.1",
     "cgw-fedcm": "--config aggregator/cgw --config client/fedcm",
-    "mimelite": "--config client/mimelite",
+    "mimelite": (
+        "--config client/mimelite --data.val_split per_client --data.val_fraction 0.2 "
+        "--trainer.check_test_every_n_rounds null"
+    ),
     "scaffold": "--config client/scaffold",
 }
+AT_NODES = "mimelite"  # is evaluated on what nodes hold out
 OWN = (
     f"{BASE} --trainer.clients_per_round 3 --trainer.check_test_every_n_rounds null --model.num_classes 10 "
     "--model.backbone.in_features 64"
@@ -73,7 +77,8 @@ def train(net: Net, app: str, options: str) -> None:
         workers.append(net.start_worker(app, node, *f"{options} {data} --clients {clients}".split()))
     for worker in workers:
         net.await_worker(worker)
-    net.await_run(net.submit(app, f"{options} --trainer.name {app}"))
+    where = {"evaluates": '"nodes"'} if app == AT_NODES else {}
+    net.await_run(net.submit(app, f"{options} --trainer.name {app}", **where))
     for worker in workers:
         net.end(worker)
 
@@ -156,3 +161,11 @@ def test_nodes_with_files_of_their_own(net: Net, tmp_path: Path, monkeypatch: py
 def test_what_top_k_packs_is_what_goes_up(net: Net) -> None:
     last = rows(net.folder / "runs" / "fedga-topk" / "version_0", "fleet/bytes_up")[-1]
     assert last["fleet/bytes_up"] == pytest.approx(last["comm/bytes_up"] / 5, rel=0.05)
+
+
+def test_nodes_evaluate_on_what_they_hold_out(net: Net) -> None:
+    """That these metrics are those of one process is compared with all others of the run."""
+    counts = rows(net.folder / "runs" / AT_NODES / "version_0", "fleet/val_samples", "fleet/val_failed", "val/acc")
+    assert len(counts) == 6
+    assert {(row["fleet/val_samples"], row["fleet/val_failed"]) for row in counts} == {(280.0, 0.0)}
+    assert all("val/acc" in row for row in counts)

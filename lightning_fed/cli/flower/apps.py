@@ -52,7 +52,8 @@ def server_app(folder: Path) -> Any:
         from lightning_fed.trainer.fleet.flower import FlowerFleet
 
         config = context.run_config
-        fleet = FlowerFleet(grid, int(config["nodes"]), float(config["deadline"]))
+        where = str(config.get("evaluates", "server"))
+        fleet = FlowerFleet(grid, int(config["nodes"]), float(config["deadline"]), where)
 
         class OverFlower(FederatedCLI):
             def before_fit(self) -> None:

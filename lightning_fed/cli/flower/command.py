@@ -51,6 +51,7 @@ clientapp = "app:client"
 worker = "NAME"  # its name at every node
 nodes = 2          # for which the run waits
 deadline = 600.0   # seconds after which a node is left out of the round
+evaluates = "server"  # where the model is evaluated: server, nodes or both
 options = ""       # more options of fit, such as "--ckpt_path last"
 """
 _ENVIRONMENT = """# Source this before you start SuperLink, SuperNode or flwr: no telemetry, no look for updates.

@@ -20,6 +20,7 @@ class Fleet(Protocol):
 
     One that adds up what nodes send, so that the server sees no single update, has ``sums_only = True``: its ``ask``
     returns replies without tensors, and by the name "" a packet with the sums of those of all nodes that replied.
+    With ``evaluates = "nodes"`` or ``"both"`` models are evaluated on what nodes hold out.
     """
 
     def hello(self) -> Mapping[str, bytes]:
@@ -46,30 +47,25 @@ class Census:
 
     def __init__(self, said: Mapping[str, bytes]) -> None:
         expect(said, "Expected a fleet with nodes when the run begins, got none: start a node first.")
-        read = {node: _Said(node, packet) for node, packet in said.items()}
+        read = [_Said(node, packet) for node, packet in said.items()]
+        size = 1 + max(max(one.clients) for one in read)
         self.homes: dict[int, str] = {}
-        self.sizes, self.held_out = (
-            np.zeros(1 + max(max(one.clients) for one in read.values()), int) for _ in range(2)
-        )
-        first = next(iter(read.values()))
-        self.batch_size, self.drop_last = first.batches
-        for node, one in read.items():
-            _expect_same(first, one)
+        self.sizes, self.held_out = np.zeros((2, size), dtype=np.int64)
+        self.batch_size, self.drop_last = read[0].batches  # a node with others cannot take part
+        for one in read:
             for client in one.clients:
-                other = self.homes.setdefault(client, node)
-                expect(other == node, f"Expected each client at one node, got client {client} at {other} and {node}.")
+                other = self.homes.setdefault(client, one.node)
+                expect(
+                    other == one.node,
+                    f"Expected each client at one node, got client {client} at {other} and {one.node}.",
+                )
             self.sizes[one.clients], self.held_out[one.clients] = one.sizes, one.held_out
-        self.classes = self._counted(list(read.values()))
-
-    def _counted(self, read: list["_Said"]) -> npt.NDArray[np.int64] | None:
-        tables = [one.classes for one in read]
-        known = [table for table in tables if table is not None]
-        if len(known) < len(tables):
-            return None
-        counts = np.zeros((len(self.sizes), max(table.shape[1] for table in known)), dtype=np.int64)
-        for one, table in zip(read, known, strict=True):
-            counts[one.clients, : table.shape[1]] = table
-        return counts
+        tables = [(one.clients, one.classes) for one in read if one.classes is not None]
+        self.classes: npt.NDArray[np.int64] | None = None
+        if len(tables) == len(read):
+            self.classes = np.zeros((size, max(table.shape[1] for _, table in tables)), dtype=np.int64)
+            for clients, table in tables:
+                self.classes[clients, : table.shape[1]] = table
 
     def look_again(self, said: Mapping[str, bytes]) -> None:
         """Notes where clients are now; those that the run does not know wait for the next one."""
@@ -105,11 +101,3 @@ class _Said:
         self.classes = None if classes is None else classes.long().numpy().reshape(len(ids), -1)
         fits = self.classes is None or (self.classes.min() >= 0 and float(self.classes.sum()) < 1 << 28)
         expect(fits, f"Expected node {node} to count its samples of each class, got other numbers.")
-
-
-def _expect_same(one: _Said, other: _Said) -> None:
-    expect(
-        one.batches == other.batches,
-        f"Expected one `--data.batch_size` and `--data.drop_last` at all nodes, got {one.batches} at {one.node} and "
-        f"{other.batches} at {other.node}.",
-    )

@@ -1,6 +1,6 @@
 """The data of a server whose clients are at nodes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -10,12 +10,21 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from lightning_fed.core.user_code import overrides
+from lightning_fed.core.user_code import TRANSFER_HOOKS, overrides
 from lightning_fed.data.split import Split
 from lightning_fed.engines.fleet.census import Census, Fleet
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = ["FleetData", "WrappedData"]
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    """Makes a method that calls that of the wrapped data, if they have one of their own."""
+
+    def call(self: Any, *args: Any) -> Any:
+        return getattr(self.source, name)(*args) if overrides(self.source, name) else []
+
+    return call
 
 
 class WrappedData(LightningDataModule):
@@ -24,6 +33,7 @@ class WrappedData(LightningDataModule):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.source = source
+        vars(self).update({hook: getattr(source, hook) for hook in TRANSFER_HOOKS if overrides(source, hook)})
 
     def __getattr__(self, name: str) -> Any:
         """Looks up what models and callbacks ask for."""
@@ -31,18 +41,14 @@ class WrappedData(LightningDataModule):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.source, name)
 
-    def prepare_data(self) -> None:
-        self.source.prepare_data()
-
     def setup(self, stage: str) -> None:
         self.source.trainer = self.trainer
         self.source.setup(stage)
 
-    def teardown(self, stage: str) -> None:
-        self.source.teardown(stage)
-
-    def on_exception(self, exception: BaseException) -> None:
-        self.source.on_exception(exception)
+    prepare_data, teardown, on_exception = map(_passed_on, ("prepare_data", "teardown", "on_exception"))
+    val_dataloader, test_dataloader, predict_dataloader = (
+        _passed_on(f"{kind}_dataloader") for kind in ("val", "test", "predict")
+    )
 
 
 class FleetSource:
@@ -115,15 +121,3 @@ class FleetData(WrappedData):
     def held_out_source(self, part: str) -> FleetSource:
         """Returns the sizes of what nodes hold out of each client."""
         return FleetSource(self.census.held_out, self.census)
-
-    def val_dataloader(self) -> Any:
-        return self._own("val_dataloader")
-
-    def test_dataloader(self) -> Any:
-        return self._own("test_dataloader")
-
-    def predict_dataloader(self) -> Any:
-        return self._own("predict_dataloader")
-
-    def _own(self, name: str) -> Any:
-        return getattr(self.source, name)() if overrides(self.source, name) else []

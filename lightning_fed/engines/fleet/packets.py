@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fed.errors import FederatedError, expect
 
 __all__ = [
-    "Body", "Facts", "Tensors", "body_of", "name_of", "pack", "planted", "restored", "squeezed", "unpack",
+    "NAMES", "Body", "Facts", "Tensors", "body_of", "pack", "planted", "restored", "squeezed", "unpack",
     "widened",
 ]  # fmt: skip
 
@@ -26,7 +26,7 @@ _DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "C64": torch.complex64, "C128": torch.complex128,
 }  # fmt: skip
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LONGEST_HEADER = 1 << 26
 
 
@@ -34,7 +34,7 @@ def body_of(tensors: Tensors) -> Body:
     """Lays tensors out one after the other, as safetensors does."""
     entries, parts, at = dict[str, Any](), list[bytes](), 0
     for name, tensor in tensors.items():
-        kind = _NAMES.get(tensor.dtype)
+        kind = NAMES.get(tensor.dtype)
         expect(kind, f"Expected tensors of the usual dtypes to be sent over a fleet, got {name!r} of {tensor.dtype}.")
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, at := at + len(data)]}
@@ -132,8 +132,3 @@ def widened(packed: Tensor, bits: int, shape: list[int], like: str) -> Tensor:
     expect(fits, f"Expected integers of at most 63 bits for the shape {shape}, got {packed.numel()} bytes for {bits}.")
     ones = torch.from_numpy(np.unpackbits(packed.numpy(), count=prod(shape) * bits)).view(-1, bits)
     return (ones.long() << torch.arange(bits)).sum(1).to(dtype).view(shape)
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Returns how packets call a dtype."""
-    return _NAMES[dtype]

@@ -1,8 +1,8 @@
 """The server's side of a fleet: clients that train at nodes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from secrets import token_hex
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,18 +11,18 @@ from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.base import ClientTrainer, Engine, FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.census import Fleet
+from lightning_fed.engines.fleet.evaluation import AtNodes, sets_of
+from lightning_fed.engines.fleet.logs import kinds_of, logged_of, unlike_most
 from lightning_fed.engines.fleet.packets import Facts, Tensors, body_of, pack, planted
-from lightning_fed.engines.fleet.replies import Replied, ReplyReader, ids_of, kinds_of, logged_of, opened, unlike_most
+from lightning_fed.engines.fleet.replies import Replied, Reply, ReplyReader, opened, taken
 from lightning_fed.engines.fleet.terms import methods_sent, runs_at_nodes, terms_of
 from lightning_fed.engines.full_gradient import FullGradient
 from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["RemoteTrainer", "Reply"]
+__all__ = ["RemoteTrainer"]
 
 # A reply may be so many times as large as the models of its clients, and has room for this besides.
 _MOST_VECTORS, _ROOM = 16, 1 << 20
-# What a node has replied, or why that is nothing.
-Reply: TypeAlias = tuple[Facts, Tensors] | FederatedError
 
 
 class RemoteTrainer(ClientTrainer):
@@ -33,6 +33,8 @@ class RemoteTrainer(ClientTrainer):
 
     Attributes:
         needs: What nodes add up over their clients, as a number, where nobody sees a single update; else None.
+        told: The nodes that know of the run.
+        sets: The samples that each node holds out, by val or test and the set's name.
     """
 
     needs: int | None = None
@@ -47,9 +49,14 @@ class RemoteTrainer(ClientTrainer):
         if start.own_losses is not None:
             start.own_losses = _AtNodes(self, start.own_losses)
         self.methods, self.told = methods_sent(parts.hooks.callbacks), set[str]()
+        self.sets = dict[str, dict[str, dict[str, int]]]()
+        places: Any = (*self.trainer.val_loaders.values(), *self.trainer.test_loaders.values())
+        self.evaluated: list[AtNodes] = [place for place in places if isinstance(place, AtNodes)]
         self.begin_round()
         for node, why in self._begin(set(self.census.homes.values())).items():
             raise FederatedError(f"Node {node} cannot take part in the run: {why}")
+        for place in self.evaluated:
+            place.begin(self)
 
     def begin_round(self) -> None:
         """Takes what clients are sent of methods as it is between two rounds, as a checkpoint has it."""
@@ -64,7 +71,7 @@ class RemoteTrainer(ClientTrainer):
         self.state.client_states.elsewhere = lambda client: not self._reads
         return engine
 
-    def _ask(self, kind: str, orders: Mapping[str, Facts], tensors: Tensors) -> dict[str, Reply]:
+    def ask(self, kind: str, orders: Mapping[str, Facts], tensors: Tensors, room: int = _ROOM) -> dict[str, Reply]:
         """Sends each node a packet, which differ in their facts alone, and opens the replies."""
         body, common, found = body_of(tensors), {"kind": kind, "round": self.state.round}, dict[str, Reply]()
         tickets = {node: token_hex(8) for node in orders}
@@ -78,37 +85,46 @@ class RemoteTrainer(ClientTrainer):
             try:
                 if isinstance(data, str):
                     raise FederatedError(data)
-                found[node] = opened(data, tickets[node], _ROOM + one * len(facts.get("clients", ())))
+                found[node] = opened(data, tickets[node], room + one * len(facts.get("clients", ())))
             except FederatedError as error:
                 found[node] = error
                 self.told.discard(node)
         return found
 
-    def _begin(self, nodes: set[str]) -> dict[str, FederatedError]:
+    def _begin(self, nodes: set[str]) -> dict[str, Exception]:
         """Tells nodes of the run, for which they then get ready; returns those that cannot take part, with why."""
         census = self.census
         facts: Facts = {"sizes": census.sizes.tolist(), "held_out": census.held_out.tolist()}
         facts |= {"num_classes": self.trainer.datamodule.num_classes, "needs": self.needs}
-        facts["terms"] = terms_of(self.trainer)
-        replies = self._ask("begin", dict.fromkeys(sorted(nodes), facts), {"initial": self.state.initial})
-        refused = {node: reply for node, reply in replies.items() if isinstance(reply, FederatedError)}
-        self.told |= nodes - refused.keys()
+        facts |= {"terms": terms_of(self.trainer), "evaluated": [place.kind for place in self.evaluated]}
+        replies, refused = self.ask("begin", dict.fromkeys(sorted(nodes), facts), {"initial": self.state.initial}), {}
+        for node, reply in replies.items():
+            try:
+                self.sets[node] = sets_of(taken(reply)[0])
+                self.told.add(node)
+            except Exception as error:  # as in `_take`
+                refused[node] = error
         return refused
+
+    def find(self, clients: Iterable[int]) -> dict[str, Exception]:
+        """Tells the nodes of clients of the run; returns those that do not take part now, with why."""
+        homes, refused = self.census.homes, dict[str, Exception]()
+        if not {homes[client] for client in clients} <= self.told:  # somebody is away: who is there now?
+            there = self.fleet.hello()
+            self.census.look_again(there)
+            refused = self._begin({home for client in clients if (home := homes[client]) in there} - self.told)
+        away = {homes[client] for client in clients} - self.told
+        return {node: refused.get(node, FederatedError("it is not there")) for node in away}
 
     def _shares(self, clients: Sequence[Client]) -> dict[str, list[Client]]:
         """Divides clients over their nodes; one whose node is not there is left out."""
-        homes, refused = self.census.homes, dict[str, FederatedError]()
-        if not {homes[client.id] for client in clients} <= self.told:  # somebody is away: who is there now?
-            there = self.fleet.hello()
-            self.census.look_again(there)
-            refused = self._begin({home for client in clients if (home := homes[client.id]) in there} - self.told)
-        shares: dict[str, list[Client]] = {}
+        away, shares = self.find([client.id for client in clients]), dict[str, list[Client]]()
         for client in clients:
-            home = homes[client.id]
-            if home in self.told:
-                shares.setdefault(home, []).append(client)
+            home = self.census.homes[client.id]
+            if home in away:
+                self._leave_out(home, [client], away[home])
             else:
-                self._leave_out(home, [client], refused.get(home, "it is not there"))
+                shares.setdefault(home, []).append(client)
         return shares
 
     def _leave_out(self, node: str, clients: Sequence[Client], why: object) -> None:
@@ -117,10 +133,13 @@ class RemoteTrainer(ClientTrainer):
             if client.id not in self.divergence.clients:
                 self.divergence.leave_out(client, FederatedError(f"node {node}: {why}"))
 
+    def model(self) -> Tensors:
+        """Returns the global model."""
+        return {"weights": self.state.weights} | {f"buffer.{n}": b for n, b in self.state.buffers.values.items()}
+
     def _common(self) -> tuple[Facts, Tensors]:
         """Returns what every client starts from."""
-        state = self.state
-        tensors = {"weights": state.weights, **{f"buffer.{name}": b for name, b in state.buffers.values.items()}}
+        state, tensors = self.state, self.model()
         facts: Facts = {"optimizer": planted(state.optimizer.state_dict(), tensors, "optimizer"), "states": self.said}
         return facts | {"epochs": state.epochs, "steps": state.steps_before_round}, tensors | self.states
 
@@ -145,14 +164,15 @@ class RemoteTrainer(ClientTrainer):
         if start.exchanged:
             facts["exchange"], tensors["mean"] = [client.id for client in start.clients], start.mean
         shares = self._shares(clients)
-        replies = self._ask("train", {node: facts | self._orders(own) for node, own in shares.items()}, tensors)
+        replies = self.ask("train", {node: facts | self._orders(own) for node, own in shares.items()}, tensors)
         yield from self._entered(shares, replies)
 
     def _entered(self, shares: dict[str, list[Client]], replies: dict[str, Reply]) -> Iterator[FinishedClient]:
         """Hands over, in ascending order of id, the clients that enter the round."""
-        taken = [one for node, own in shares.items() for one in self._take(node, own, replies[node])]
-        unlike = unlike_most(taken)
-        for one in sorted(taken, key=lambda one: one.finished.update.client.id):
+        sent = [one for node, own in shares.items() for one in self._take(node, own, replies[node])]
+        updates = [one.finished.update for one in sent]
+        unlike = unlike_most({u.client.id: {n: (v.shape, v.dtype) for n, v in u.sums.items()} for u in updates})
+        for one in sorted(sent, key=lambda one: one.finished.update.client.id):
             client = one.finished.update.client
             if client.id in unlike:
                 why = f"client {client.id} sends {unlike[client.id]!r} of another shape than most"
@@ -173,9 +193,7 @@ class RemoteTrainer(ClientTrainer):
     def _take(self, node: str, own: list[Client], reply: Reply) -> list[Replied]:
         """Returns what a node's clients send; leaves out all of them if anything is wrong with it."""
         try:
-            if isinstance(reply, FederatedError):
-                raise reply
-            facts, tensors = reply
+            facts, tensors = taken(reply)
             found, left_out = self.reader.read(own, facts, tensors)
             rest = logged_of(kinds_of(facts), facts["rest"])
             self._count(facts)
@@ -209,20 +227,17 @@ class RemoteTrainer(ClientTrainer):
         facts, tensors = self._common()
         shares, place = self._shares(clients), {client.id: at for at, client in enumerate(clients)}
         facts |= {"rows": out is not None, "held_out": held_out}
-        replies = self._ask("gradients", {node: facts | self._orders(own) for node, own in shares.items()}, tensors)
+        replies = self.ask("gradients", {node: facts | self._orders(own) for node, own in shares.items()}, tensors)
         for filled in [losses] if out is None else [losses, out]:
             filled.fill_(torch.nan)
         for node, own in shares.items():
             try:
-                reply = replies[node]
-                if isinstance(reply, FederatedError):
-                    raise reply
-                left_out, asked = ids_of(reply[0]["left_out"]), {client.id for client in own}
-                expect({*reply[0]["clients"]} == asked - left_out.keys(), "Expected clients that were asked for.")
-                at = torch.tensor([place[client] for client in reply[0]["clients"]], device=losses.device)
-                losses.index_copy_(0, at, reply[1]["losses"].to(losses))
-                if out is not None:
-                    out.index_copy_(0, at, reply[1]["rows"].to(out))
+                said, sent = taken(replies[node])
+                left_out, asked = dict(said["left_out"]), {client.id for client in own}
+                expect({*said["clients"]} == asked - left_out.keys(), "Expected clients that were asked for.")
+                at = torch.tensor([place[client] for client in said["clients"]], device=losses.device)
+                for name, filled in [("losses", losses)] if out is None else [("losses", losses), ("rows", out)]:
+                    filled.index_copy_(0, at, sent[name].to(filled))
                 self._note_left_out(node, own, left_out)
             except Exception as error:  # as in `_take`
                 if out is None:

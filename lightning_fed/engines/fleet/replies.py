@@ -1,25 +1,27 @@
 """Reads what nodes send of their clients, and believes nothing of it."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from lightning_fed.callbacks.payload import Payload, payloads_of
-from lightning_fed.core.logged_values import LoggedValue, LogOptions, expect_free
+from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.updates import Client, Need, Update
 from lightning_fed.engines.base import FinishedClient, TrainingParts
 from lightning_fed.engines.client_batches import local_steps
+from lightning_fed.engines.fleet.logs import kinds_of, logged_of
 from lightning_fed.engines.fleet.packets import Facts, Tensors, unpack, widened
 from lightning_fed.errors import FederatedError, expect
 
-__all__ = ["Replied", "ReplyReader", "ids_of", "kinds_of", "logged_of", "opened", "unlike_most"]
+__all__ = ["Replied", "Reply", "ReplyReader", "opened", "taken"]
 
 # Steps of optimizers in one local step, where the module steps them by itself.
 _MOST_OPTIMIZERS = 1000
+# What a node has replied, or why that is nothing.
+Reply: TypeAlias = tuple[Facts, Tensors] | Exception
 
 
 @dataclass
@@ -47,6 +49,13 @@ def opened(data: bytes, ticket: str, most: int) -> tuple[Facts, Tensors]:
     return facts, tensors
 
 
+def taken(reply: Reply) -> tuple[Facts, Tensors]:
+    """Returns what a node has replied, or raises why that is nothing."""
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
 class ReplyReader:
     """Makes updates of replies; anything that was not asked for, or is of another shape, is refused."""
 
@@ -62,7 +71,7 @@ class ReplyReader:
             Exception: Of any kind, if a node is broken, of another version or hostile.
         """
         asked = {client.id: client for client in own}
-        left_out = ids_of(facts["left_out"])
+        left_out = dict(facts["left_out"])
         ids = [*left_out, *(said["id"] for said in facts["clients"])]
         expect({*ids} <= asked.keys() and len({*ids}) == len(ids), "Expected clients that were asked for, each once.")
         kinds = kinds_of(facts)
@@ -142,44 +151,3 @@ def _finite(name: str, value: Tensor, like: Tensor | None = None) -> Tensor:
         f"Expected {name!r} to be finite and of the shape asked for, got {tuple(value.shape)} in {value.dtype}.",
     )
     return value if like is None else value.to(like.device)
-
-
-def ids_of(left_out: dict[str, Any]) -> dict[int, Any]:
-    """Returns why clients are left out, by their ids, which JSON has as text."""
-    return {int(client): why for client, why in left_out.items()}
-
-
-def kinds_of(facts: Facts) -> list[Any]:
-    """Returns the names that clients logged, with how each is shown and reduced; refuses those of the trainer's own."""
-    kinds = [(str(key), LogOptions(*shown), by, bool(default)) for key, shown, by, default in facts["log"]]
-    for key, *_ in kinds:
-        expect_free(key)
-    return kinds
-
-
-def logged_of(kinds: list[Any], rows: list[list[float]]) -> dict[str, LoggedValue]:
-    """Returns what a client logged, by name, from four numbers each: which name, total, weight and last value."""
-    found: dict[str, LoggedValue] = {}
-    for at, total, weight, last in rows:
-        key, shown, by, default = kinds[int(at)]
-        found[key] = value = LoggedValue(shown, by, default)
-        value.total, value.weight, value.last = total, weight, last
-        expect(
-            weight > 0 or value.reduction != "mean", f"Expected a mean of {key!r} over something, got one over nothing."
-        )
-    return found
-
-
-def unlike_most(replied: Sequence[Replied]) -> dict[int, str]:
-    """Returns the clients that send, under a name, a tensor of another shape or dtype than most, with that name."""
-    kinds: dict[str, Counter[Any]] = {}
-    for one in replied:
-        for name, value in one.finished.update.sums.items():
-            kinds.setdefault(name, Counter())[value.shape, value.dtype] += 1
-    usual = {name: counts.most_common(1)[0][0] for name, counts in kinds.items()}
-    return {
-        one.finished.update.client.id: name
-        for one in replied
-        for name, value in one.finished.update.sums.items()
-        if (value.shape, value.dtype) != usual[name]
-    }

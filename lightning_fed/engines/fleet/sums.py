@@ -7,10 +7,11 @@ from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client
 from lightning_fed.engines.base import FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.census import Fleet
+from lightning_fed.engines.fleet.logs import kinds_of, logged_of
 from lightning_fed.engines.fleet.packets import Facts, Tensors, unpack
-from lightning_fed.engines.fleet.remote import RemoteTrainer, Reply
-from lightning_fed.engines.fleet.replies import ids_of, kinds_of, logged_of
-from lightning_fed.errors import FederatedError, expect
+from lightning_fed.engines.fleet.remote import RemoteTrainer
+from lightning_fed.engines.fleet.replies import Reply
+from lightning_fed.errors import expect
 
 __all__ = ["SumsTrainer"]
 
@@ -32,14 +33,14 @@ class SumsTrainer(RemoteTrainer):
         super().__init__(parts, fleet, reducer)
 
     def _entered(self, shares: dict[str, list[Client]], replies: dict[str, Reply]) -> Iterator[FinishedClient]:
-        here = {node: reply[0] for node, reply in replies.items() if not isinstance(reply, FederatedError)}
+        here = {node: reply[0] for node, reply in replies.items() if not isinstance(reply, Exception)}
         for node in shares.keys() - here.keys():
             self._leave_out(node, shares[node], replies[node])
         try:
             totals = self._totals() if here else {}
             entered = [one for node, facts in here.items() for one in self._counted(shares[node], facts)]
             logged = [logged_of(kinds_of(facts), facts["rest"]) for facts in here.values()]
-            left_out = {node: ids_of(facts["left_out"]) for node, facts in here.items()}
+            left_out = {node: dict(facts["left_out"]) for node, facts in here.items()}
             for facts in here.values():
                 self._count(facts)
         except Exception as error:  # of a node that is broken or hostile, or in the sum

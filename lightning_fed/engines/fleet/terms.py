@@ -15,7 +15,7 @@ from lightning_fed.core.hooks import FederatedCallback, is_stock
 from lightning_fed.core.updates import Need
 from lightning_fed.core.user_code import describe
 from lightning_fed.distributed.consistency import checksum
-from lightning_fed.errors import expect
+from lightning_fed.errors import expect, expect_choice
 
 __all__ = ["expect_carried", "expect_same_terms", "methods_sent", "runs_at_nodes", "terms_of"]
 
@@ -60,6 +60,8 @@ def terms_of(trainer: Any) -> dict[str, Any]:
         **{f"`--trainer.{name}`": describe(getattr(options, name)) for name in _OPTIONS},
         "`--trainer.full_gradients`": vars(options.full_gradients),
         "`--trainer.participation.sampler`": describe(trainer.sampler),
+        "`--data.batch_size`": int(state.source.batch_size),
+        "`--data.drop_last`": bool(state.source.drop_last),
         "parameters of `--model`": [
             [n, list(p.shape)] for n, p in zip(vector.all_names, vector.all_parameters, strict=True)
         ],
@@ -115,7 +117,9 @@ def expect_carried(trainer: Any) -> None:
         f"Expected client algorithms whose server does not look on while clients train, over a fleet, got "
         f"{' and '.join(apart)}: leave it out, or train without a fleet.",
     )
+    where = expect_choice("evaluates", getattr(trainer.fleet, "evaluates", "server"), ("server", "nodes", "both"))
     if getattr(trainer.fleet, "sums_only", False):
+        expect(where == "server", f"Expected a fleet that shows sums alone to evaluate on the server, got {where}.")
         _expect_sums(trainer)
     payloads = payloads_of(trainer.callbacks)
     for packs, later in zip(payloads, payloads[1:], strict=False):

@@ -7,10 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.core.user_code import overrides
 from lightning_fed.data.batch_sources import BatchSource, WrappedSource
 from lightning_fed.data.split import Split
 from lightning_fed.engines.fleet.data import WrappedData
-from lightning_fed.errors import expect, expect_count
+from lightning_fed.errors import FederatedError, expect, expect_count
+from lightning_fed.trainer.evaluation import named_loaders
+from lightning_fed.trainer.fleet.held_out import OwnBatches, samples_of
 
 __all__ = ["NodeData", "NumberedSource"]
 
@@ -108,6 +111,19 @@ class NodeData(WrappedData):
             return None
         counts: Any = self.split.class_counts(labels, classes)[self.clients]
         return torch.from_numpy(counts.astype(np.int32))
+
+    def held_out(self, kind: Literal["val", "test"]) -> dict[str, Any]:
+        """Returns the sets of these clients by name: all of their own data, or what a larger one holds out of them."""
+        if len(self.source.train_source().sizes) == len(self.clients):
+            given = getattr(self.source, f"{kind}_dataloader")() if overrides(self.source, f"{kind}_dataloader") else []
+            sets = named_loaders(given[0] if isinstance(given, list) and len(given) == 1 else given)
+            return {name: loader for name, loader in sets.items() if samples_of(loader)}
+        try:
+            own = OwnBatches(self.held_out_source(kind), self.clients)
+        except FederatedError:  # it has a set that belongs to no client
+            return {}
+        name = "clients" if kind == "test" and len(self.source.division.clients) else ""
+        return {name: own} if own.num_samples else {}
 
     def val_dataloader(self) -> list[Any]:
         return []

@@ -20,11 +20,12 @@ class FlowerFleet:
         grid: What Flower hands to the ServerApp.
         nodes: How many nodes the run waits for before it begins; later ones may be fewer.
         deadline: Seconds after which a node that has not replied is left out of the round.
+        evaluates: Where the model is evaluated: ``server``, ``nodes`` or ``both``.
     """
 
-    def __init__(self, grid: Any, nodes: int = 1, deadline: float = 600.0) -> None:
+    def __init__(self, grid: Any, nodes: int = 1, deadline: float = 600.0, evaluates: str = "server") -> None:
         self._grid, self._awaited = grid, expect_count("nodes", nodes)
-        self._deadline = expect_number("deadline", deadline, above=0)
+        self._deadline, self.evaluates = expect_number("deadline", deadline, above=0), evaluates
 
     def hello(self) -> dict[str, bytes]:
         """Returns what each node says of itself; the first time, it waits until there are enough."""

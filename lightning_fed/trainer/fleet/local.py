@@ -1,6 +1,7 @@
 """A fleet whose nodes are in the process of the server: to try a split, and to test."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from lightning_fed.engines.fleet.packets import Tensors, pack, unpack
 from lightning_fed.trainer.fleet.node import Node
@@ -13,10 +14,11 @@ class LocalFleet:
 
     Args:
         nodes: The nodes by name.
+        evaluates: Where the model is evaluated: on the data of the server, on what nodes hold out, or both.
     """
 
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
-        self.nodes = dict(nodes)
+    def __init__(self, nodes: Mapping[str, Node], evaluates: Literal["server", "nodes", "both"] = "server") -> None:
+        self.nodes, self.evaluates = dict(nodes), evaluates
 
     def hello(self) -> dict[str, bytes]:
         """Returns what each node says of itself."""

@@ -22,6 +22,7 @@ from lightning_fed.engines.fleet.packets import Facts, Tensors, pack, restored, 
 from lightning_fed.engines.fleet.terms import expect_same_terms, methods_sent, runs_at_nodes, terms_of
 from lightning_fed.errors import FederatedError, expect
 from lightning_fed.trainer.fleet.data import NodeData
+from lightning_fed.trainer.fleet.held_out import count, samples_of
 from lightning_fed.trainer.fleet.outbox import Outbox, SumsBox
 from lightning_fed.trainer.options import expect_datamodule, expect_module
 from lightning_fed.trainer.setup import attached, prepare
@@ -91,6 +92,7 @@ class Node:
             facts, tensors = unpack(packet)
             ticket = str(facts["ticket"])
             kinds = {"begin": self._begin, "train": self._train, "gradients": self._gradients}
+            kinds["evaluate"] = self._evaluate
             begun = facts["kind"] == "begin" or self._begun
             expect(begun, "it has started anew, and takes part again from the next round on")
             said, sent = kinds[facts["kind"]](facts, tensors)
@@ -132,24 +134,36 @@ class Node:
         self._keepers: tuple[ClientStates | GlobalBuffers, ...] = state.client_states, state.buffers
         self._taken: dict[int, tuple[Tensor, Tensor]] = {}  # g_i and f_i of the round, by client
         self._begun = True
-        return {}, {}
+        for kind in facts["evaluated"]:
+            vars(trainer)[f"{kind}_loaders"] = self.data.held_out(kind)
+        sets = {kind: getattr(trainer, f"{kind}_loaders") for kind in facts["evaluated"]}
+        held = {kind: {name: samples_of(loader) for name, loader in own.items()} for kind, own in sets.items()}
+        return {"held_out": held}, {}
 
     def _load(self, facts: Facts, tensors: Tensors) -> None:
-        """Takes over the global model and what the server's methods know."""
-        state, trainer = self.state, self.trainer
-        state.leave_client()
-        state.round, state.epochs, state.finished_round = facts["round"], facts["epochs"], facts["epochs"]
-        state.steps_before_round = facts["steps"]
-        trainer.state.stage = RunningStage.TRAINING
-        state.weights.copy_(tensors["weights"])
-        for name, value in state.buffers.values.items():
-            value.copy_(tensors[f"buffer.{name}"])
+        """Takes over what the server's methods know, and the global model."""
+        state = self.state
+        state.epochs, state.finished_round, state.steps_before_round = facts["epochs"], facts["epochs"], facts["steps"]
+        self.trainer.state.stage = RunningStage.TRAINING
         state.optimizer.load_state_dict(restored(facts["optimizer"], tensors))
         states = restored(facts["states"], tensors)
         for method in self.methods:
             if known := states.get(method.state_key):
                 method.load_state_dict(known)
+        self._load_model(facts, tensors)
+
+    def _load_model(self, facts: Facts, tensors: Tensors) -> None:
+        state = self.state
+        state.leave_client()
+        state.round = facts["round"]
+        state.weights.copy_(tensors["weights"])
+        for name, value in state.buffers.values.items():
+            value.copy_(tensors[f"buffer.{name}"])
         state.load_global_model()
+
+    def _evaluate(self, facts: Facts, tensors: Tensors) -> tuple[Facts, Tensors]:
+        self._load_model(facts, tensors)
+        return count(self.trainer, facts["stage"], facts["sets"])
 
     def _train(self, facts: Facts, tensors: Tensors) -> tuple[Facts, Tensors]:
         self._load(facts, tensors)
@@ -191,7 +205,7 @@ class Node:
             computes = start.own_losses if facts["held_out"] and start.own_losses is not None else start.full_gradient
             losses = computes.compute_at_start(clients, rows)
             state.load_global_model()
-        said: Facts = {"clients": here, "left_out": {str(client): why for client, why in lost.items()}}
+        said: Facts = {"clients": here, "left_out": [*lost.items()]}
         if rows is None:
             return said, {"losses": losses}
         self._taken = {client.id: (rows[at], losses[at]) for at, client in enumerate(clients)}

@@ -3,14 +3,13 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from lightning_fed.core.logged_values import LoggedValue
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.train_state import TrainState
 from lightning_fed.core.updates import Need, ReducedUpdate, Update
 from lightning_fed.engines.divergence import DivergenceWatch
-from lightning_fed.engines.fleet.packets import Facts, Tensors, name_of, squeezed
+from lightning_fed.engines.fleet.logs import rows_of
+from lightning_fed.engines.fleet.packets import NAMES, Facts, Tensors, squeezed
 from lightning_fed.errors import FederatedError
 
 __all__ = ["Outbox", "SumsBox"]
@@ -46,21 +45,12 @@ class SumsBox(RoundReducer):
                 f"Expected `training_step` to log numbers over a fleet, got Metric {next(iter(recorder.metrics))!r}, "
                 "of which each node has a part: log its value of the batch."
             )
-        recorder.read()
-        series, recorder.series = recorder.series, {}
-        found: Any = {key: value for key, value in series.items() if value.total is not None}
-        return [[self._place(key, value), value.total, value.weight, value.last] for key, value in found.items()]
-
-    def _place(self, key: str, value: LoggedValue) -> int:
-        kind = [key, list(vars(value.options).values()), value.reduction, value.is_default]
-        self.kinds += [] if kind in self.kinds else [kind]
-        return self.kinds.index(kind)
+        return rows_of(recorder, self.kinds)
 
     def close(self, lost: dict[int, str], divergence: DivergenceWatch) -> tuple[Facts, Tensors]:
         """Returns what is sent: the clients that entered, those left out with why, and what was logged."""
         rest = self.logged()
-        left_out = {str(client): divergence.failed.get(client) for client in divergence.clients}
-        left_out |= {str(client): why for client, why in lost.items()}
+        left_out = [*{client: divergence.failed.get(client) for client in divergence.clients}.items(), *lost.items()]
         facts = {"clients": self.rows, "left_out": left_out, "log": self.kinds, "rest": rest}
         return facts, self.tensors or self.totals()
 
@@ -88,16 +78,13 @@ class Outbox(SumsBox):
         same = {"delta": update.delta, "gradient": update.gradient, "row": start.row_of(update.client)}
         sums = {}
         for name, value in update.sums.items():  # what is sent anyway is named instead
-            alias = next((key for key, other in same.items() if other is not None and _equal(value, other)), None)
+            kept = {key: other for key, other in same.items() if other is not None and other.dtype == value.dtype}
+            alias = next((key for key, other in kept.items() if torch.equal(value, other)), None)
             sums[name] = [update.factors.get(name, 1.0), name in update.implied, alias]
             held |= {} if alias else {f"sum.{name}": value}
         if logged := self.logged():
             held["log"] = torch.tensor(logged, dtype=torch.float64)
         self.tensors |= {f"{update.client.id}.{name}": value.detach().clone() for name, value in held.items()}
-        kinds = {name: [bits, list(value.shape), name_of(value.dtype)] for name, (value, bits) in packed.items()}
+        kinds = {name: [bits, list(value.shape), NAMES[value.dtype]] for name, (value, bits) in packed.items()}
         self._note(update, bytes_up=update.bytes_up, sums=sums, packed=kinds, nothing=nothing)
         self._clients.append(update.client)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)

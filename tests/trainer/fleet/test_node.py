@@ -195,7 +195,11 @@ def test_a_metric_object_of_training_is_refused() -> None:
 def test_nodes_must_agree_on_who_is_where() -> None:
     for shares, batch_sizes, named in (
         ({"a": [0, 1], "b": [1, 3]}, (8, 8), "each client at one node, got client 1 at a and b"),
-        ({"a": [0, 1], "b": [3]}, (8, 4), "one `--data.batch_size`"),
+        (
+            {"a": [0, 1], "b": [3]},
+            (8, 4),
+            "Node b cannot take part in the run: Expected the server's `--data.batch_size`, 8, got 4",
+        ),
         ({}, (), "a fleet with nodes when the run begins"),
     ):
         nodes = {
