@@ -60,6 +60,12 @@ class Census:
                 expect(other == node, f"Expected each client at one node, got client {client} at {other} and {node}.")
             self.sizes[one.clients], self.held_out[one.clients] = one.sizes, one.held_out
         self.classes = self._counted(list(read.values()))
+        if gaps := len(self.sizes) - len(self.homes):
+            first_gap = next(client for client in range(len(self.sizes)) if client not in self.homes)
+            rank_zero_warn(
+                f"No node has {gaps} of the {len(self.sizes)} clients, such as client {first_gap}, so rounds that draw "
+                "them train fewer: number clients without gaps, or wait for more `nodes`."
+            )
 
     def _counted(self, read: list["_Said"]) -> npt.NDArray[np.int64] | None:
         tables = [one.classes for one in read]
