@@ -56,7 +56,7 @@ class Loses(FederatedCallback):
         if trainer.global_rank == 1 and client.round == (4 if trainer.resumed else 3) and not self.done:
             self.done, stop = True, signal.getsignal(signal.SIGTERM)
             os.kill(os.getppid() if trainer.resumed else os.getpid(), signal.SIGKILL)
-            for _ in range(400):
+            for _ in range(2400):
                 time.sleep(0.05 if stop.signum is None else 0)
 '''
 
@@ -72,7 +72,7 @@ def agents(folder: Path, *words: str) -> list[tuple[int, str]]:
         program = [str(tools / "torchrun"), *place, "--no-python", str(tools / "lightning-fed")]
         settings = {**os.environ, "OMP_NUM_THREADS": "1"}
         started.append(subprocess.Popen([*program, *FIT[3:], *words], env=settings, cwd=folder, stderr=pipe, text=True))
-    said = [process.communicate(timeout=300)[1] for process in started]
+    said = [process.communicate(timeout=1200)[1] for process in started]
     return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
 
 
