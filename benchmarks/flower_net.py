@@ -60,9 +60,10 @@ class Net:
         folder: Where they work; `apps/` has the apps.
         nodes: How many SuperNodes to start.
         certificates: The folder of ca.pem, server.pem, server.key and, for each node, node0 and so on; None for no TLS.
+        database: Whether the SuperLink keeps what it knows in a file, for one that is started after it.
     """
 
-    def __init__(self, folder: Path, nodes: int = 2, certificates: Path | None = None) -> None:
+    def __init__(self, folder: Path, nodes: int = 2, certificates: Path | None = None, database: bool = False) -> None:
         self.folder, self.certificates, self.mark = folder, certificates, f"{os.getpid()}-{time.time_ns()}"
         self.host = "127.0.0.1" if certificates is None else "localhost"
         self.port, self.started = free_port(), dict[str, subprocess.Popen[bytes]]()
@@ -76,7 +77,7 @@ class Net:
             "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "NO_COLOR": "1", "COLUMNS": "200",
         }  # fmt: skip
         self.env["PYTHONPATH"] = str(ROOT)
-        self.nodes = range(nodes)
+        self.nodes, self.kept = range(nodes), ["--database", folder / "superlink.db"] if database else []
 
     def __enter__(self) -> "Net":
         try:
@@ -116,7 +117,7 @@ class Net:
             self.port,
             "--disable-runtime-dependency-installation",
         ]
-        self.start("link", "flower-superlink", *tls, *where)
+        self.start("link", "flower-superlink", *tls, *where, *self.kept)
         wait_for(self._listens, "the SuperLink")
 
     def _listens(self) -> bool:

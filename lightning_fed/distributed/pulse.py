@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch.distributed import PrefixStore, Store, Work  # type: ignore[attr-defined]  # torch does not declare them
 
-__all__ = ["ENDED", "Failure", "Pulse"]
+__all__ = ["ENDED", "Failure", "Pulse", "when_orphaned"]
 
 ENDED = "has ended without a message (killed, or out of memory?)"
 
@@ -160,3 +160,15 @@ def _clock_of(thread: threading.Thread) -> Callable[[], float]:
         return time.monotonic
     clock = time.pthread_getcpuclockid(thread.ident)
     return lambda: time.clock_gettime(clock) if thread.is_alive() else time.monotonic()
+
+
+def when_orphaned(act: Callable[[], None]) -> None:
+    """Calls ``act``, in a thread, once the process that has started this one is gone."""
+    parent = os.getppid()
+
+    def wait() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PERIOD_S)
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from signal import Signals
+from signal import SIGTERM, Signals
 from typing import Any, ClassVar, TypeVar
 
 from lightning.fabric import Fabric
@@ -26,7 +26,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 from torch.nn import Module
 
 from lightning_fed.distributed.processes import Processes
-from lightning_fed.distributed.pulse import ENDED, Pulse
+from lightning_fed.distributed.pulse import ENDED, Pulse, when_orphaned
 
 __all__ = ["ClientsStrategy", "NAME", "processes_of"]
 
@@ -68,6 +68,8 @@ class ClientsStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         launcher: Any = self._launcher  # made below
         threading.Thread(target=launcher.watch, args=(self.silence_s,), daemon=True).start()
+        if ClientsStrategy.pulse is None and isinstance(self.cluster_environment, TorchElasticEnvironment):
+            when_orphaned(_stop)
         super().setup_environment()
         launcher.joined.set()
         if ClientsStrategy.pulse is None:  # one for all trainers of a script, like torch's process group
@@ -208,6 +210,12 @@ class _Launcher(_SubprocessScriptLauncher):
         print(end="", flush=True)  # user code may have set `sys.stdout` to None
         sys.stderr.flush()
         os._exit(1)
+
+
+def _stop() -> None:
+    """Asks this process to stop after the round, and with it the others: a torchrun that was killed asks nobody."""
+    sys.stderr.write("torchrun has ended without its processes, so the run stops after this round.\n")
+    os.kill(os.getpid(), SIGTERM)
 
 
 def _part(pulse: Pulse, launcher: _Launcher) -> None:

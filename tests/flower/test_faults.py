@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -102,8 +103,10 @@ def expect_as_if_lost(words: str, lost: list[int], last: int, folder: Path) -> N
     assert gap(server.model.state_dict(), weights(folder)) == 0
 
 
-def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    with Net(tmp_path) as net:
+@pytest.mark.parametrize("database", [True, False], ids=["with a database", "without"])
+def test_a_server_that_is_killed_goes_on_where_it_was(database: bool, tmp_path: Path) -> None:
+    """Workers live on. So do SuperNodes, if the new SuperLink knows them; else they end, and are started anew."""
+    with Net(tmp_path, database=database) as net:
         net.new("killed", *METHOD.split())
         workers = [net.start_worker("killed", node, "--clients", CLIENTS[node]) for node in net.nodes]
         for worker in workers:
@@ -113,16 +116,38 @@ def test_a_server_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
         wait_for(lambda: len(failed(folder)) >= 2, "two rounds", 240)
         net.end("link", signal.SIGKILL)
         (tmp_path / "link.log").unlink()
-        for node in net.nodes:
-            net.end(f"node{node}")
-        net.start_link()
-        for node in net.nodes:
-            net.start_node(node)
         done = len(failed(folder))
         assert done < 5
+        net.start_link()
+        for node in [] if database else net.nodes:
+            process = net.started[f"node{node}"]
+            wait_for(lambda process=process: process.poll() is not None, "the end of a node", 240)
+            net.start_node(node)
+        lives_on = [net.started[name] for name in (*workers, *(f"node{node}" for node in net.nodes))]
         net.await_run(net.submit("killed", "--trainer.name killed --ckpt_path last"))
+        assert all(process.poll() is None for process in lives_on)
     assert gap(in_process(METHOD, tmp_path / "undisturbed")[0], weights(folder)) == 0
     assert failed(folder) == [0.0] * 5
+
+
+def test_a_node_that_lies_is_refused_named_and_counted(tmp_path: Path) -> None:
+    words = f"{METHOD} --trainer.tolerance.max_diverged 0.95 --trainer.max_rounds 6"
+    with Net(tmp_path) as net:
+        net.new("hostile", *words.split())
+        honest = net.start_worker("hostile", 0, "--clients", CLIENTS[0])
+        liar = Path(__file__).with_name("hostile_node.py")
+        net.start("liar", "python", liar, "node", "site1/hostile", "--clients", CLIENTS[1])
+        for worker in (honest, "liar"):
+            net.await_worker(worker)
+        run = net.submit("hostile", "--trainer.name hostile")
+        net.await_run(run)
+        said = " ".join(net.said(run).split())
+    folder = tmp_path / "runs" / "hostile" / "version_0"
+    assert failed(folder) == [0.0, 11.0, 11.0, 11.0, 11.0, 0.0]
+    whys = ["got (4160,) in", "got (4159,) in", "Expected a reply of at most", "Expected a reply to the question"]
+    for at, why in enumerate(whys, 2):
+        assert re.search(rf"Client 9 failed in round {at} [^.]*: node \d+: [^.]*{re.escape(why)}", said)
+    expect_as_if_lost(words, [2, 3, 4, 5], 6, folder)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

@@ -53,19 +53,21 @@ def write_files(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
+def net(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Net]:
+    """A net in which the apps of all chosen tests have been trained, three at a time, as Flower mostly waits."""
+    chosen = {item.callspec.params["app"] for item in request.session.items if item.path == request.path}
     with Net(tmp_path_factory.mktemp("net")) as net:
         net.new("base", *BASE.split())
         write_files(net.folder)
         net.new("own", *f"{OWN} --data site_data.Exam --data.path exam.npz".split())
         for place in ("apps", "site0", "site1"):
             shutil.copy(net.folder / "site_data.py", net.folder / place / "own")
-            for app in RUNS:
+            for app in chosen - {"own"}:
                 shutil.copytree(net.folder / place / "base", net.folder / place / app)
                 project = net.folder / place / app / "pyproject.toml"
                 project.write_text(project.read_text().replace('"base"', f'"{app}"'))
         with ThreadPoolExecutor(3) as several:
-            list(several.map(lambda app: train(net, app, RUNS.get(app, "")), [*RUNS, "own"]))
+            list(several.map(lambda app: train(net, app, RUNS.get(app, "")), sorted(chosen)))
         yield net
 
 
@@ -137,7 +139,10 @@ def expect_same(net: Net, app: str, words: str, folder: Path, most: float = 0.0)
     return states
 
 
-@pytest.mark.parametrize("app", RUNS)
+# To Flower those that are slow are as SCAFFOLD and FedGA are: with records at nodes, and an exchange before training.
+@pytest.mark.parametrize(
+    "app", [pytest.param(app, marks=[pytest.mark.slow] * (app in ("feddyn", "mimelite"))) for app in RUNS]
+)
 def test_a_method_over_flower_is_that_in_one_process(net: Net, app: str, tmp_path: Path) -> None:
     most = 1e-15 if app == "scaffold" else 0.0
     states = expect_same(net, app, f"{BASE} {RUNS[app]}", tmp_path, most)
@@ -152,14 +157,16 @@ def test_a_method_over_flower_is_that_in_one_process(net: Net, app: str, tmp_pat
     assert bool(newest) == (app in keeps)
 
 
-def test_nodes_with_files_of_their_own(net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("app", ["own"])
+def test_nodes_with_files_of_their_own(net: Net, app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(net.folder)
     monkeypatch.syspath_prepend(str(net.folder))
-    expect_same(net, "own", f"{OWN} --data site_data.Site --data.path all.npz --data.exam exam.npz", tmp_path)
+    expect_same(net, app, f"{OWN} --data site_data.Site --data.path all.npz --data.exam exam.npz", tmp_path)
 
 
-def test_what_top_k_packs_is_what_goes_up(net: Net) -> None:
-    last = rows(net.folder / "runs" / "fedga-topk" / "version_0", "fleet/bytes_up")[-1]
+@pytest.mark.parametrize("app", ["fedga-topk"])
+def test_what_top_k_packs_is_what_goes_up(net: Net, app: str) -> None:
+    last = rows(net.folder / "runs" / app / "version_0", "fleet/bytes_up")[-1]
     assert last["fleet/bytes_up"] == pytest.approx(last["comm/bytes_up"] / 5, rel=0.05)
 
 

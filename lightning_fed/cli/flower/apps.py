@@ -2,11 +2,9 @@
 
 import os
 import shlex
-import time
 from multiprocessing.connection import Client
 from pathlib import Path
 from re import fullmatch
-from threading import Thread
 from typing import Any
 
 from lightning_fed.errors import expect
@@ -49,6 +47,7 @@ def server_app(folder: Path) -> Any:
     @app.main()  # type: ignore[untyped-decorator]
     def train(grid: Any, context: Any) -> None:
         from lightning_fed.cli.federated_cli import FederatedCLI
+        from lightning_fed.distributed.pulse import when_orphaned
         from lightning_fed.trainer.fleet.flower import FlowerFleet
 
         config = context.run_config
@@ -59,17 +58,11 @@ def server_app(folder: Path) -> Any:
             def before_fit(self) -> None:
                 self.trainer.fleet = fleet
 
-        Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
+        # Without the SuperLink no round could end, and Flower would try for ever. The last checkpoint is whole.
+        when_orphaned(lambda: os._exit(1))
         try:
             OverFlower(["fit", "--config", str(folder / "config.yaml"), *shlex.split(str(config["options"]))])
         except SystemExit as error:  # which Flower would take for a run that goes on
             raise RuntimeError(f"the run ended with code {error.code}; what it said last says why") from error
 
     return app
-
-
-def _end_after(parent: int) -> None:
-    """Ends this process once that which has started it is gone: no round could end, and Flower would try for ever."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)  # at once, as when it is killed: the last checkpoint is whole

@@ -66,6 +66,12 @@ class Census:
             self.classes = np.zeros((size, max(table.shape[1] for _, table in tables)), dtype=np.int64)
             for clients, table in tables:
                 self.classes[clients, : table.shape[1]] = table
+        if gaps := size - len(self.homes):
+            first = next(client for client in range(size) if client not in self.homes)
+            rank_zero_warn(
+                f"No node has {gaps} of the {size} clients, such as client {first}, so rounds that draw them train fewer: "
+                "number clients without gaps, or wait for more `nodes`."
+            )
 
     def look_again(self, said: Mapping[str, bytes]) -> None:
         """Notes where clients are now; those that the run does not know wait for the next one."""

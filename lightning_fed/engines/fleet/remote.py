@@ -41,7 +41,7 @@ class RemoteTrainer(ClientTrainer):
 
     def __init__(self, parts: TrainingParts, fleet: Fleet, reducer: RoundReducer) -> None:
         super().__init__(parts)
-        self.reducer, self._reads = reducer, False
+        self.reducer, self._reads, self.run = reducer, False, token_hex(8)
         self.fleet, self.trainer, self.reader = fleet, parts.hooks.trainer, ReplyReader(parts)
         self.census = self.trainer.datamodule.census
         start = self.start_gradients
@@ -73,7 +73,8 @@ class RemoteTrainer(ClientTrainer):
 
     def ask(self, kind: str, orders: Mapping[str, Facts], tensors: Tensors, room: int = _ROOM) -> dict[str, Reply]:
         """Sends each node a packet, which differ in their facts alone, and opens the replies."""
-        body, common, found = body_of(tensors), {"kind": kind, "round": self.state.round}, dict[str, Reply]()
+        body, found = body_of(tensors), dict[str, Reply]()
+        common = {"kind": kind, "round": self.state.round, "run": self.run}
         tickets = {node: token_hex(8) for node in orders}
         packets = {node: pack({**facts, **common, "ticket": tickets[node]}, body) for node, facts in orders.items()}
         replies = self.replies = self.fleet.ask(packets) if packets else {}

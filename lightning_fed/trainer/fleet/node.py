@@ -59,7 +59,7 @@ class Node:
         self._records: dict[int, dict[int, Tensors]] = {}  # by client and round
         self._stack = ExitStack()
         self._said: bytes | None = None
-        self._begun = False
+        self._run = ""  # which has begun here, as the server names it
         self._read_records()
 
     def hello(self) -> bytes:
@@ -93,8 +93,8 @@ class Node:
             ticket = str(facts["ticket"])
             kinds = {"begin": self._begin, "train": self._train, "gradients": self._gradients}
             kinds["evaluate"] = self._evaluate
-            begun = facts["kind"] == "begin" or self._begun
-            expect(begun, "it has started anew, and takes part again from the next round on")
+            begun = facts["kind"] == "begin" or (self._run and facts.get("run") == self._run)
+            expect(begun, "it has started anew, or begun another run, and takes part again from the next round on")
             said, sent = kinds[facts["kind"]](facts, tensors)
         except Exception as error:  # the node lives on, whatever it was asked
             known = isinstance(error, FederatedError)
@@ -105,7 +105,7 @@ class Node:
 
     def close(self) -> None:
         """Ends the run here; records stay."""
-        self._begun = False
+        self._run = ""
         self._stack.close()
 
     # A run
@@ -133,7 +133,7 @@ class Node:
         self.start, self.methods = self.engine.start_gradients, methods_sent(trainer.callbacks)
         self._keepers: tuple[ClientStates | GlobalBuffers, ...] = state.client_states, state.buffers
         self._taken: dict[int, tuple[Tensor, Tensor]] = {}  # g_i and f_i of the round, by client
-        self._begun = True
+        self._run = facts["run"]
         for kind in facts["evaluated"]:
             vars(trainer)[f"{kind}_loaders"] = self.data.held_out(kind)
         sets = {kind: getattr(trainer, f"{kind}_loaders") for kind in facts["evaluated"]}

@@ -150,6 +150,22 @@ def test_a_node_that_has_lost_its_records_does_not_guess_them(tmp_path: Path, wi
     assert torch.equal(trainer.weights, without(4, 5))
 
 
+def test_a_node_that_another_run_has_taken_answers_no_packet_of_the_first(tmp_path: Path, without: Any) -> None:
+    class Shared(LocalFleet):
+        def ask(self, packets: Any) -> Any:
+            replies = super().ask(packets)
+            facts, tensors = unpack(packets["c"])
+            if facts["kind"] == "begin":
+                self.begun = facts, tensors
+            elif facts["round"] == 2:
+                self.nodes["c"].answer(pack(self.begun[0] | {"run": "another"}, self.begun[1]))
+            return replies
+
+    with named("node c: it has started anew, or begun another run"):
+        trainer = fit(make(tmp_path), fleet_of(lambda: make(tmp_path), Shared))
+    assert torch.equal(trainer.weights, without(3))
+
+
 def test_clients_that_a_run_does_not_know_wait_for_the_next(tmp_path: Path, without: Any) -> None:
     def trouble(fleet: LocalFleet, round: int, replies: dict[str, bytes]) -> None:
         if round == 2:

@@ -210,6 +210,12 @@ def test_nodes_must_agree_on_who_is_where() -> None:
             fit(plain(), LocalFleet(nodes))
 
 
+def test_numbers_of_clients_that_no_node_has_are_named() -> None:
+    nodes = {"a": Node(plain(), start(), data_of([0, 1]), [2, 4])}
+    with pytest.warns(UserWarning, match="No node has 3 of the 5 clients, such as client 0, so rounds"):
+        fit(plain(max_rounds=1), LocalFleet(nodes))
+
+
 def test_a_node_needs_the_data_of_its_clients() -> None:
     with pytest.raises(FederatedError, match="Expected data of the 3 clients"):
         fit(plain(), LocalFleet({"a": Node(plain(), start(), data_of([0, 1]), [0, 1, 7])}))
