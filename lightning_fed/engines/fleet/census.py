@@ -69,8 +69,8 @@ class Census:
         if gaps := size - len(self.homes):
             first = next(client for client in range(size) if client not in self.homes)
             rank_zero_warn(
-                f"No node has {gaps} of the {size} clients, such as client {first}, so rounds that draw them train fewer: "
-                "number clients without gaps, or wait for more `nodes`."
+                f"No node has {gaps} of the {size} clients, such as client {first}, so rounds that draw them train "
+                "fewer: number clients without gaps, or wait for more `nodes`."
             )
 
     def look_again(self, said: Mapping[str, bytes]) -> None:
