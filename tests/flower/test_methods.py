@@ -28,14 +28,14 @@ RUNS = {
     "fedyogi-fedper": "--config aggregator/fedyogi --client FedPer",
     "feddyn": "--config client/feddyn",
     "fedga-topk": "--config client/fedga --trainer.callbacks TopK --trainer.callbacks.share 0.1",
-    "cgw-fedcm": "--config aggregator/cgw --config client/fedcm",
-    "mimelite": (
-        "--config client/mimelite --data.val_split per_client --data.val_fraction 0.2 "
+    "cgw-fedcm": (
+        "--config aggregator/cgw --config client/fedcm --data.val_split per_client --data.val_fraction 0.2 "
         "--trainer.check_test_every_n_rounds null"
     ),
+    "mimelite": "--config client/mimelite",
     "scaffold": "--config client/scaffold",
 }
-AT_NODES = "mimelite"  # is evaluated on what nodes hold out
+AT_NODES = "cgw-fedcm"  # is evaluated on what nodes hold out
 OWN = (
     f"{BASE} --trainer.clients_per_round 3 --trainer.check_test_every_n_rounds null --model.num_classes 10 "
     "--model.backbone.in_features 64"
@@ -170,9 +170,10 @@ def test_what_top_k_packs_is_what_goes_up(net: Net, app: str) -> None:
     assert last["fleet/bytes_up"] == pytest.approx(last["comm/bytes_up"] / 5, rel=0.05)
 
 
-def test_nodes_evaluate_on_what_they_hold_out(net: Net) -> None:
+@pytest.mark.parametrize("app", [AT_NODES])
+def test_nodes_evaluate_on_what_they_hold_out(net: Net, app: str) -> None:
     """That these metrics are those of one process is compared with all others of the run."""
-    counts = rows(net.folder / "runs" / AT_NODES / "version_0", "fleet/val_samples", "fleet/val_failed", "val/acc")
+    counts = rows(net.folder / "runs" / app / "version_0", "fleet/val_samples", "fleet/val_failed", "val/acc")
     assert len(counts) == 6
     assert {(row["fleet/val_samples"], row["fleet/val_failed"]) for row in counts} == {(280.0, 0.0)}
     assert all("val/acc" in row for row in counts)
