@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fed.engines.fleet.packets import name_of, pack, planted, restored, squeezed, unpack, widened
+from lightning_fed.engines.fleet.packets import NAMES, pack, planted, restored, squeezed, unpack, widened
 from lightning_fed.errors import FederatedError
 from tests.parts import same
 
@@ -45,7 +45,7 @@ def test_integers_take_the_bits_that_they_need(bits: int, dtype: torch.dtype) ->
     values = torch.randint(0, 2**bits, (7, 5), generator=torch.Generator().manual_seed(bits)).to(dtype)
     packed = squeezed(values, bits)
     assert len(packed) == -(-35 * bits // 8)
-    assert same([widened(packed, bits, [7, 5], name_of(dtype))], [values])
+    assert same([widened(packed, bits, [7, 5], NAMES[dtype])], [values])
 
 
 def test_a_claim_of_more_integers_than_sent_is_refused() -> None:
