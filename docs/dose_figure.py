@@ -45,14 +45,14 @@ PANELS = {"dark": "other blocks dark: no vote at all", "lit at random": "other b
 CLIENTS = 10
 
 
-def reliance(folder: Path, shared: int) -> dict[str, dict[int, list[float]]]:
-    """Returns by rule and round, other blocks dark, rate 0.05, the reliance in points of each seed, in their order."""
+def reliance(folder: Path, shared: int, rate: str = "0.05") -> dict[str, dict[int, list[float]]]:
+    """Returns by rule and round, other blocks dark, the reliance in points of each seed, in their order."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     with gzip.open(folder / "curves.csv.gz", "rt") as file:
         rows = sorted(csv.DictReader(file), key=lambda row: int(row["seed"]))
     for row in rows:
         cell = row["other blocks"], row["shared by"], row.get("client rate", "0.05")
-        if cell == ("dark", str(shared), "0.05"):
+        if cell == ("dark", str(shared), rate):
             lost = 100 * (float(row["test/acc/none"]) - float(row["test/acc/wrong"]))
             found[row["rule"]][int(row["round"])].append(lost)
     return found

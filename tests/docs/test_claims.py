@@ -371,6 +371,7 @@ def test_what_600_rounds_leave_between_masks_is_that_of_the_runs() -> None:
         (lit, "GMA", "FedAvg", end, "Other blocks lit, k = 5: GMA less FedAvg is {} ({} to {})"),
         (lit, "AND-mask", "GMA", end, "the AND-mask leads GMA by {} ({} to {})"),
         (lit, "AND-mask", "GMA", "rounds 60-60", "at round 60 by {} ({} to {})"),
+        (twos, "GMA", "FedAvg", end, "At rate 0.1 and k = 2 GMA less FedAvg is {} ({} to {})"),
         (lit_twos, "GMA", "FedAvg", end, "At k = 2 GMA less FedAvg is {} ({} to {})"),
         (lit_twos, "GMA", "FedAvg", "rounds 60-60", "after {} ({} to {}) at round 60"),
         (lit_twos, "GMA", "FedAvg at GMA's progress", end, "less FedAvg at GMA's progress it is {} ({} to {})"),
@@ -379,7 +380,8 @@ def test_what_600_rounds_leave_between_masks_is_that_of_the_runs() -> None:
     row = {"folder": "mask/dose", "metric": "test/acc/wrong", "sign": "+", "gate": ""}
     row |= {"published": "none published", "claim": "(our question)"}
     for cell, ours, baseline, statistic, sentence in said:
-        arms = {"ours": f"client rate=0.05;{cell};rule={ours}", "baseline": f"rule={baseline}"}
+        rate = 0.1 if "rate 0.1" in sentence else 0.05
+        arms = {"ours": f"client rate={rate};{cell};rule={ours}", "baseline": f"rule={baseline}"}
         numbers, *_ = recomputed({**row, **arms, "statistic": statistic})
         match = re.search(re.escape(sentence).replace(r"\{\}", f"({NUMBER})"), page)
         assert match, sentence

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, t
 
 from docs.dose_figure import CLIENTS, DOSE, SIGNATURES, reliance
 from docs.votes_figure import boundary, mixture
@@ -80,3 +80,18 @@ def test_reliance_over_600_rounds_is_bounded_as_predicted() -> None:
         assert f"{max(value for at, value in means['AND-mask'].items()):.1f}" == "0.2"
         allowed.append(f"{slowed[600]:.1f}")
     assert f"{allowed[1]} and {allowed[0]} points" in text
+
+
+def test_twice_the_rate_is_not_quite_twice_the_rounds() -> None:
+    fast, slow = reliance(DOSE, 2, "0.1"), reliance(DOSE, 2)
+    said = re.search(
+        r"\| ([\d.]+) for ([\d.]+), (\S+) \((\S+) to (\S+)\): not quite; FedAvg's (\S+) for (\S+) \|", PAGE.read_text()
+    )
+    assert said is not None
+    less = np.subtract(fast["GMA"][300], slow["GMA"][600])
+    half = t.ppf(0.975, 4) * less.std(ddof=1) / 5**0.5
+    exact = [fmean(fast["GMA"][300]), fmean(slow["GMA"][600]), less.mean(), less.mean() - half, less.mean() + half]
+    exact += [fmean(fast["FedAvg"][300]), fmean(slow["FedAvg"][600])]
+    told = [float(word.replace("−", "-")) for word in said.groups()]
+    assert told[:2] + told[5:] == pytest.approx(exact[:2] + exact[5:], abs=0.0501)
+    assert told[2:5] == pytest.approx(exact[2:5], abs=0.00501)
