@@ -69,8 +69,8 @@ def _entries(container: Any) -> Any:
 class Attributes:
     """The attributes of a module and of its parts as they are now, to be compared with later ones and put back.
 
-    ``put_back`` restores each attribute's object, the entries of lists, dicts and sets, the states of random generators
-    and the ``requires_grad`` of parameters. The contents of other objects are not followed.
+    ``put_back`` restores each attribute's object, the entries of lists, dicts and sets, also of those in them, the
+    states of random generators and the ``requires_grad`` of parameters. The contents of other objects are not followed.
 
     Args:
         module: The module.
@@ -87,6 +87,7 @@ class Attributes:
         owners = (*(part for part in self.parts if not (quick and of_torch(part))), *(places or ()))
         self._held = [(owner, "", owner, _attributes(owner)) for owner in owners]
         self._contents: list[tuple[Any, str, Any, Any, Callable[[Any], Any]]] = []
+        self._nested = list[tuple[Any, Callable[[Any], Any]]]()
         todo = [
             (owner, key, value)
             for owner, _, _, held in self._held
@@ -102,13 +103,17 @@ class Attributes:
             if (content := _content(value, follows)) is not None:
                 self._contents.append((owner, key, value, *content))
                 inner = [*content[0].values()] if base in (dict, OrderedDict) and key != "_buffers" else inner
-            if follows and base in (list, tuple):
+                inner = content[0] if base is list else inner
+            if follows and base is tuple:
                 inner = _entries(value)
             if (type(value) in kinds or base in _CONTAINERS) and type(value) is not base and hasattr(value, "__dict__"):
                 self._held.append((owner, key, value, _attributes(value)))
                 inner += vars(value).values()
             if follows and len(inner) <= _MOST_ENTRIES:
                 todo += [(owner, key, part) for part in inner]
+            elif len(inner) <= _MOST_ENTRIES:  # a metric collection's groups, for one
+                found = (_content(part, follows) for part in inner if _base(part) in _CONTAINERS)
+                self._nested += [content for content in found if content is not None]
 
     def changes(self, may_grow: bool = False) -> Iterator[tuple[Any, str]]:
         """Yields holder and name of each changed value; with ``may_grow``, not of lists and dicts that only grew."""
@@ -138,7 +143,7 @@ class Attributes:
             for key, value in before.items():
                 if now.get(key, _NOTHING) is not value:
                     kind.__setattr__(holder, key, value)  # not `setattr`, which the holder may override
-        for _, _, _, content, put_back in self._contents:
+        for content, put_back in (*(each[3:] for each in self._contents), *self._nested):
             put_back(content)
         for parameter, requires_grad in self._trained:
             parameter.requires_grad = requires_grad

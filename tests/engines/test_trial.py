@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torchmetrics import MaxMetric, Metric, MetricCollection
 
-from lightning_fed.engines.trial import Attributes, parts_of
+from lightning_fed.engines.trial import Attributes, parts_of, without_trace
 
 
 class Holds:
@@ -210,3 +211,32 @@ def test_what_cannot_be_put_back_is_left_out() -> None:
     assert list(before.changes()) == []
     before.put_back()
     assert list.__len__(part.long) == 20_001
+
+
+class InPlace(Metric):
+    """Adds up in place, as many people's metrics do."""
+
+    total: Tensor
+
+    def __init__(self, times: float) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.times = times
+
+    def update(self, values: Tensor) -> None:
+        self.total += values.sum()
+
+    def compute(self) -> Tensor:
+        return self.times * self.total
+
+
+def test_a_collection_counts_each_time_as_at_first() -> None:
+    """It notes in lists of a dict which metrics share a state, and then updates one of them."""
+    module = nn.ModuleDict({"pair": MetricCollection({"one": InPlace(1.0), "two": InPlace(2.0), "most": MaxMetric()})})
+    pair: Any = module["pair"]
+    for _ in range(3):
+        with without_trace(module):
+            for batch in (torch.ones(2), torch.ones(3)):
+                pair.update(batch)
+            assert {name: float(value) for name, value in pair.compute().items()} == {"one": 5, "two": 10, "most": 1}
+        assert [*pair._groups.values()] == [["most"], ["one"], ["two"]]
