@@ -229,6 +229,7 @@ def test_noise_is_the_same_to_the_bit_in_both_engines(tmp_path: Path) -> None:
     assert found[0].bound == found[1].bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "payload",
     [lambda: CentralDP(**ADAPTIVE), lambda: CentralDP(0.05, 1e-5, epsilon=30.0), lambda: LocalDP(0.05, 1e-5, 0.5)],
@@ -319,6 +320,7 @@ def test_epsilon_is_a_column_of_every_round(tmp_path: Path) -> None:
     assert [float(line[at]) for line in lines[2:]] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_noise_is_found_for_an_epsilon(tmp_path: Path) -> None:
     trainer = fit(tmp_path, payload := CentralDP(0.05, 1e-5, epsilon=5.0), max_rounds=4)
     assert 5.0 - 1e-3 < trainer.metrics.logged["privacy/epsilon"] <= 5.0

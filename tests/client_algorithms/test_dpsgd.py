@@ -276,6 +276,7 @@ def test_the_engine_that_is_chosen_trains_one_client_after_another(tmp_path: Pat
     assert torch.equal(chosen.weights, fit(tmp_path).weights)
 
 
+@pytest.mark.slow
 @ENGINES
 @pytest.mark.parametrize("more", [{"noise": QUICK}, {"epsilon": 20.0}])
 def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, engine: str, more: Any) -> None:
@@ -315,6 +316,7 @@ def test_who_is_in_the_cohort_never_changes_a_client(tmp_path: Path, engine: str
     assert counts == [1, 2, 5]
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_the_worst_client_by_its_samples_and_steps(tmp_path: Path) -> None:
     steps: dict[int, int] = {}
 
@@ -336,6 +338,7 @@ def test_epsilon_is_that_of_the_worst_client_by_its_samples_and_steps(tmp_path: 
     assert "val/loss" in lines[0]
 
 
+@pytest.mark.slow
 def test_noise_is_found_for_an_epsilon(tmp_path: Path) -> None:
     trainer = fit(tmp_path, algorithm := DPSGD(0.3, epsilon=20.0), max_rounds=3)
     assert 19.5 < trainer.metrics.logged["privacy/sample_epsilon"] <= 20.0

@@ -20,6 +20,7 @@ def saved_rounds(folder: Path) -> list[int]:
     return [torch.load(path, weights_only=True)["epoch"] for path in folder.rglob("last.ckpt")]
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_first(tmp_path: Path) -> None:
     ended = run("kill 1", tmp_path)
     assert ended.returncode == 4

@@ -606,6 +606,7 @@ ON_GPU = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB
 ON_CPU = RuntimeError("[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: can't allocate memory: you tried")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ON_GPU, ON_CPU, MemoryError()], ids=["GPU", "CPU", "Python"])
 def test_fewer_at_once_are_tried_where_memory_runs_out(tmp_path, monkeypatch, error, caplog) -> None:
     forty = {"datamodule": data(sizes=(16,) * 40), "enable_checkpointing": True, "logger": [], "name": "run"}

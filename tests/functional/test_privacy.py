@@ -59,6 +59,7 @@ def test_the_settings_are_those_that_were_published(name: str, expected: float) 
     assert round(by_hand(*setting, former=True), 3) == expected
 
 
+@pytest.mark.slow
 def test_noise_is_the_least_for_an_epsilon() -> None:
     pytest.importorskip("dp_accounting", reason=NEEDED)
     setting = (100 / 3400, 1000, 1e-5)
@@ -98,6 +99,7 @@ def test_epsilon_of_samples_without_sampling_is_that_of_the_gaussian_mechanism()
     assert samples_epsilon({(100, 10)}, 0.29, 8, 16, 1e-5) == gaussian_epsilon(0.145, 1.0, 10, 1e-5)
 
 
+@pytest.mark.slow
 def test_noise_of_samples_is_the_least_for_the_worst_client() -> None:
     pytest.importorskip("dp_accounting", reason=NEEDED)
     trained = {(72, 42), (40, 24)}

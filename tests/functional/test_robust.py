@@ -116,6 +116,7 @@ def test_bulyan_does_not_depend_on_how_clients_are_numbered(dtype: torch.dtype) 
         assert found == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("clients", "f"), [(3, 0), (5, 1), (7, 1), (8, 2), (11, 2)])
 def test_no_choice_depends_on_how_clients_are_numbered(clients: int, f: int) -> None:
     """Small whole numbers are full of ties, and tenths of rounding."""

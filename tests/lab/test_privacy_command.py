@@ -32,6 +32,7 @@ def test_local_noise_is_twice_that_of_the_plain_mechanism(capsys: pytest.Capture
     assert "LocalDP" in local
 
 
+@pytest.mark.slow
 def test_noise_of_local_steps_is_found_by_the_accountant_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ["--samples", "72", "--local_steps", "7", "--rounds", "6", "--delta", "1e-5"]
     main([*plan, "--noise", "1"])

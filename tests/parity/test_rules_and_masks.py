@@ -294,6 +294,7 @@ def test_a_gradient_that_is_not_finite_corrects_nothing(rule: str) -> None:
     assert abs(expected[0] - formula("plain", rule, "none", "samples", "after")[0]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_rounds_tell_everything_apart() -> None:
     """No agreement above could come from the wrong rule, mask, weights or order."""
     plain = {key[1:]: formula(*key)[-1] for key in GRID if key[0] == "plain"}

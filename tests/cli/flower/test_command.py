@@ -44,6 +44,7 @@ def test_an_app_has_the_options_it_was_given(tmp_path: Path, monkeypatch: pytest
     assert "FedYogi" in (tmp_path / "runs" / "run" / "version_0" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_worker_answers_beside_what_is_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lightning_fed", "flower"]
     subprocess.run([*command, "new", "digits", *WORDS], cwd=tmp_path, check=True, capture_output=True)

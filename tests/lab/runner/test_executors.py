@@ -62,6 +62,7 @@ Pool(Path(), 1, guard).mistake([])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not list its processes")
 def test_who_is_ended_while_options_are_checked_leaves_no_process(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", READS_FOR_LONG], cwd=tmp_path, start_new_session=True) as program:

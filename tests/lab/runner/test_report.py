@@ -188,6 +188,7 @@ def test_mistakes_are_one_sentence(file: str, tmp_path: Path) -> None:
         main(["--study", file, "--from", root])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("results", "name"), list(product(COMMITTED, DRAWN)), ids=lambda value: getattr(value, "parent", value)
 )

@@ -41,6 +41,7 @@ def test_a_later_run_is_checked_as_the_first(tmp_path: Path, former: str, later:
     assert said in worker.mistake_in(cells(tmp_path, former, later), lambda: None)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_run_is_left_for_the_next(tmp_path: Path) -> None:
     """GMA's mask would make the second FedAvg the first GMA."""
     assert worker.mistake_in([*(them := cells(tmp_path)), *reversed(them)], lambda: None) == ""
