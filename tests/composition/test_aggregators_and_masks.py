@@ -109,6 +109,7 @@ def test_above_zero_is_not_the_rule_without_a_mask(rule: str) -> None:
     assert distance(run(rule, "above at 0", "equal"), run(rule, "none", "equal")) > CLEAR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", quick_first(3, MASKS))
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_rules_at_their_limit_are_federated_averaging(mask: str, weighting: str) -> None:

@@ -35,7 +35,7 @@ from tests.composition.composition_parts import (
 )
 from tests.parts import graded, leaves, quick_first
 
-pytestmark = pytest.mark.filterwarnings("ignore:FedDynServer without the clients' half")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:FedDynServer without the clients' half")]
 
 # What the order of sums may do to float32 in three rounds, and what a part does at least.
 ROUNDING, CLEAR = 5e-6, 2e-4
