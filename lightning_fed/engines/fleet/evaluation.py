@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -94,7 +95,7 @@ def _sound(metric: Metric, state: str, value: Tensor) -> Tensor:
 class SetAtNodes(list[Counted]):
     """One set, of which each node has a part: what all nodes have counted."""
 
-    def fill(self, recorder: MetricRecorder, module: nn.Module) -> None:
+    def fill(self, recorder: MetricRecorder, module: LightningModule) -> None:
         """Gives a recorder, and the module's Metric objects, what they would have after all samples."""
         everyone = []
         for part in self:
@@ -105,7 +106,7 @@ class SetAtNodes(list[Counted]):
             for place, options, _ in part.logged.metrics.values():
                 found.metrics[recorder.named(options).names()[0]] = (place, recorder.named(options), None)
             everyone.append(found)
-        merge_logged(everyone, recorder, module)  # type: ignore[arg-type]
+        merge_logged(everyone, recorder, module)
         held = metrics_of(module)
         for (place, state), sent in (each for part in self for each in part.states.items()):
             metric: Any = held[place]

@@ -18,7 +18,7 @@ from lightning_fed.engines.fleet.evaluation import MOST_SAMPLES, expect_adds_up,
 from lightning_fed.engines.fleet.logs import rows_of
 from lightning_fed.engines.fleet.packets import Facts, Tensors
 from lightning_fed.engines.trial import Attributes, of_torch, without_trace
-from lightning_fed.errors import expect
+from lightning_fed.errors import FederatedError, expect
 from lightning_fed.trainer.evaluation import STEPS, eval_mode, in_stage, run_batches
 from lightning_fed.trainer.lightning_names import LightningNames
 
@@ -46,7 +46,7 @@ def samples_of(loader: Any) -> int:
     """Returns how many samples a set has, or at most has if it has no length."""
     try:
         return num_samples(loader)
-    except Exception:  # of a stream, or a loader of another kind
+    except (AttributeError, FederatedError, TypeError, NotImplementedError):  # a loader of another kind, a stream
         return MOST_SAMPLES
 
 
