@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
-from torchmetrics import MaxMetric, MetricCollection
+from torchmetrics import MaxMetric, Metric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassAUROC,
@@ -73,13 +73,29 @@ class Classes(Classifier):
         self.log("test/most", self(batch[0]).max(), reduce_fx="max", on_step=False, on_epoch=True)
 
 
+class Smoothed(Metric):
+    """Counts from 1 on, so that what nodes count has one beginning too many for each but the first."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.ones((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor) -> None:
+        self.total += values.double().sum()
+
+    def compute(self) -> Tensor:
+        return self.total
+
+
 class Prices(Classifier):
     """A regression with a loss of its own."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
         super().__init__(nn.Linear(5, 1))
-        self.error, self.largest = MeanSquaredError(), MaxMetric()
+        self.error, self.largest, self.smoothed = MeanSquaredError(), MaxMetric(), Smoothed()
         for metric in (self.error, self.largest):
             metric.set_dtype(torch.float64)
 
@@ -91,7 +107,8 @@ class Prices(Classifier):
         x, y = batch
         self.error.update(self(x)[:, 0], y.to(x))
         self.largest.update(self(x).max())
-        self.log_dict({"val/mse": self.error, "val/largest": self.largest})
+        self.smoothed.update(y)
+        self.log_dict({"val/mse": self.error, "val/largest": self.largest, "val/smoothed": self.smoothed})
         self.log("val/huge", (y > 1).double().sum(), reduce_fx="sum")
         return self.loss(batch)
 
@@ -394,8 +411,8 @@ HOSTILE: dict[str, tuple[Callable[[bytes], Any], str]] = {
         changed(lambda said, _: said["metrics"].update(x=["table", ["x", "", False, True, False]])), "of another kind"
     ),
     "an integer without end": (changed(lambda said, _: said["rest"][0].__setitem__(1, 10**400)), "OverflowError"),
-    "negative counts": (put("0.accuracy.tp", torch.tensor(-1)), "finite numbers or counts as MulticlassAccuracy"),
-    "counts that are none": (put("0.accuracy.tp", torch.tensor(1.5)), "finite numbers or counts"),
+    "negative counts": (put("0.accuracy.tp", torch.tensor([-1])), "finite numbers or counts as MulticlassAccuracy"),
+    "counts that are none": (put("0.accuracy.tp", torch.tensor([1.5])), "finite numbers or counts"),
     "another shape": (put("0.area.confmat", torch.zeros(2, 2).long()), "finite numbers or counts as MulticlassAUROC"),
     "a state that is missing": (changed(lambda said, tensors: tensors.pop("0.area.confmat")), "0.area.confmat"),
     "something else": (put("surprise", torch.zeros(3)), "nothing else of a node"),
@@ -477,10 +494,31 @@ def test_a_round_in_which_no_node_replies_has_no_metrics(tmp_path: Path) -> None
     fleet.edit, fleet.at = (lambda reply: None), 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        server = fit(trainer(FederatedCheckpoint(monitor="val/loss")), Classes(), None, fleet)
+        monitors = FederatedCheckpoint(monitor="val/loss"), EarlyStopping("val/loss")
+        server = fit(trainer(*monitors), Classes(), None, fleet)
     assert "val/loss" not in server.round_metrics
     assert server.logged_metrics["fleet/val_samples"] == 0
     assert server.logged_metrics["fleet/val_failed"] == 1
+
+
+def test_what_training_has_counted_stays_at_the_node(tmp_path: Path) -> None:
+    class Trains(Classes):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.table.update(self(batch[0]), batch[1])
+            return super().training_step(batch, batch_idx)
+
+    def keep(reply: bytes) -> bytes:
+        updated.append(unpack(reply)[0]["sets"][""]["updated"])
+        return reply
+
+    updated: list[list[str]] = []
+    trainer = lambda: make(tmp_path)  # noqa: E731
+    fleet = Answering(nodes_of(trainer, Trains), evaluates="nodes")
+    fleet.edit = keep
+    fit(trainer(), Trains(), None, fleet)
+    assert len(updated) == 1
+    assert "accuracy" in updated[0]
+    assert "table" not in updated[0]
 
 
 class Scaled(LightningDataModule):
