@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 MARK = "LIGHTNING_FED_NET"  # whose value names all processes of a net
 CONNECTION = '[superlink]\ndefault = "net"\n[superlink.net]\naddress = "{host}:{port}"\n{trust}\n'
 
