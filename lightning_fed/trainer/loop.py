@@ -251,7 +251,7 @@ class RoundLoop:
         if trainer.round % options.check_val_every_n_rounds == 0 and trainer.val_loaders:
             with self.guard.watching("the hooks of validation", is_global=True):
                 results = evaluate(trainer, trainer.val_loaders, RunningStage.VALIDATING)
-            trainer.validated = bool(results) or not trainer.limit_val_batches
+            trainer.validated = True
             for result in results:
                 self._note(result)
                 self._warn_of_nan(result.logged)

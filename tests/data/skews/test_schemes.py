@@ -48,6 +48,8 @@ def test_groups_of_clients_share_a_scheme_that_no_other_group_has(shared: int) -
     groups = [[scheme.tolist() for scheme in colors[first : first + shared]] for first in range(0, 10, shared)]
     assert all(scheme == group[0] for group in groups for scheme in group)
     own = np.array([group[0] for group in groups] + [colors[10].tolist()]).reshape(-1, 3)
+    hues = np.sort([[colorsys.rgb_to_hsv(*color)[0] for color in group[0]] for group in groups])
+    assert np.allclose(np.diff(hues), 0.1, atol=1e-5), "evenly around the circle"
     assert len(np.unique(own, axis=0)) == 10 * (10 // shared + 1)
     with pytest.raises(FederatedError, match=f"`--data.skew.shared` to be a divisor of the 11 clients, got {shared}"):
         prepared(ClientColors(shared=shared), 11)
