@@ -46,14 +46,12 @@ $(INSTALLED_LOWEST): pyproject.toml tests/lowest.txt
 	.venv-lowest/bin/python -m pip install -q -c tests/lowest.txt -e ".[dev]"
 	@touch $@
 
-$(INSTALLED_ECOSYSTEM): pyproject.toml
-	$(PYTHON) -m venv .venv-ecosystem
-	.venv-ecosystem/bin/python -m pip install -q -e ".[dev,ecosystem]"
-	@touch $@
-
-$(INSTALLED_FLOWER): pyproject.toml
-	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install -q -e ".[dev,flower]"
+# They see the packages of .venv and install what their extra adds, so that torch, gigabytes, is there once.
+$(INSTALLED_ECOSYSTEM) $(INSTALLED_FLOWER): .venv-%/.installed: pyproject.toml | $(INSTALLED_DEV)
+	$(BIN)/python -m venv .venv-$*
+	for python in $(BIN)/python .venv-$*/bin/python; do $$python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; done \
+		| { read -r beside; read -r own; echo "$$beside" > "$$own/beside.pth"; }
+	.venv-$*/bin/python -m pip install -q -e ".[dev,$*]"
 	@touch $@
 
 quickstart: $(INSTALLED) ## compare FedAvg and GMA on handwritten digits over 3 seeds (a minute)
