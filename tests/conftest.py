@@ -7,7 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from copy import copy
 from functools import cache
+from itertools import groupby
 from pathlib import Path
+from random import Random
 
 # Before torch is loaded: the number of threads decides how sums are split, and runs of the tests are compared with runs
 # in processes that they start.
@@ -32,6 +34,17 @@ from lightning_fed.data import split_figures
 _DATA = Path(
     os.environ.get("LIGHTNING_FED_DATA") or Path(__file__).resolve().parents[1].parent / "shared" / "data"
 ).resolve()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Makes slow all but some cases of the tests with the mark `quick`, drawn alike in every process."""
+    for _, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
+        cases = [item for item in group if not item.get_closest_marker("slow")]
+        if cases and (mark := cases[0].get_closest_marker("quick")):
+            kept = Random(0).sample(range(len(cases)), min(mark.args[0], len(cases)))
+            for at in {*range(len(cases))}.difference(kept):
+                cases[at].add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

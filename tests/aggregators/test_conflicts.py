@@ -260,6 +260,7 @@ KEEP_NOTHING_ELSE = [*RULES.values(), FedFV, QFedAvg, TERM, lambda: Bulyan(0)]
 
 
 @pytest.mark.parametrize("make", KEEP_NOTHING_ELSE, ids=[*RULES, "FedFV", "QFedAvg", "TERM", "Bulyan"])
+@pytest.mark.quick(2)
 def test_a_resumed_run_has_the_same_bits(make: Any, tmp_path: Path) -> None:
     """With an order drawn anew, and updates of clients that were in former rounds alone."""
     x, y = points(37).tensors

@@ -62,6 +62,7 @@ def test_it_is_known_of_every_rule_what_scaling_does() -> None:
 
 @pytest.mark.parametrize("unit", [1.0, 0.1])
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in DRAWS])
+@pytest.mark.quick(28)
 def test_the_numbers_of_clients_do_not_matter(rule: str, unit: float) -> None:
     for seed in range(5):
         each, orders = ties(seed, unit), np.random.default_rng(seed + 50)

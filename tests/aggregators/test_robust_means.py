@@ -85,6 +85,7 @@ def by_numpy(name: str, deltas: np.ndarray, weighting: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.quick(5)
 def test_agrees_with_numpy(name: str, weighting: Any) -> None:
     start, deltas = problem()
     after, _ = step_by_hand(RULES[name](lr=0.7, weighting=weighting), start, deltas, SIZES)
@@ -93,6 +94,7 @@ def test_agrees_with_numpy(name: str, weighting: Any) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.quick(2)
 def test_nine_quadratic_clients_over_rounds(name: str, tmp_path: Path) -> None:
     rng, w = np.random.default_rng(0), np.ones(2)
     clients = {"strengths": rng.uniform(0.5, 2, 9), "targets": 3 * rng.normal(size=(9, 2))}

@@ -83,6 +83,7 @@ def train(folder: Path, model: Any, data: Any, rounds: int, *callbacks: Any, **o
 
 
 @every
+@pytest.mark.quick(2)
 def test_a_run_resumed_in_the_middle_has_the_same_bits(make: Any, tmp_path: Path) -> None:
     whole = classifier()
     train(tmp_path / "whole", whole, digits(), 3, make(mask=SignAgreement()))
@@ -162,6 +163,7 @@ class Statistics(FederatedCallback):
 
 @every
 @pytest.mark.parametrize("mask", [None, SignAgreement(0.9)], ids=["plain", "masked"])
+@pytest.mark.quick(8)
 def test_buffers_do_not_go_through_the_server_rule(make: Any, mask: Any, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(

@@ -107,6 +107,7 @@ def test_a_round_of_every_side_has_the_steps_and_samples_of_the_work(key: str) -
     [side for side in FRAMEWORK if side.devices == 1],
     ids=lambda side: side.text,
 )
+@pytest.mark.quick(12)
 def test_every_side_of_the_framework_takes_the_same_steps(side: Contestant) -> None:
     assert missing(side) is None
     work = SMALL["B" if side.method in ("fedavg", "bulyan") else "A"]  # others need layers, Bulyan clients
@@ -130,6 +131,7 @@ def test_the_framework_and_the_loop_by_hand_end_with_the_same_weights(key: str, 
 
 
 @pytest.mark.parametrize("key", SMALL)
+@pytest.mark.quick(2)
 def test_the_fast_loop_differs_in_layout_and_kernel_only(key: str) -> None:
     work = SMALL[key]
     loops = [plain_loop(side, work, work.data()) for side in (PLAIN, PLAIN_FAST)]

@@ -302,6 +302,7 @@ def test_who_is_in_the_cohort_never_changes_the_noise_of_a_client(tmp_path: Path
 
 
 @pytest.mark.parametrize("rule", [FedAvg, FedAvgM, FedAdam, FedYogi])
+@pytest.mark.quick(2)
 def test_every_rule_that_reads_the_mean_gets_the_noisy_one(tmp_path: Path, rule: Any) -> None:
     keeps, more = Keeps(), {"lr": 0.1} if rule in (FedAdam, FedYogi) else {}
     noisy = fit(tmp_path, rule(weighting="uniform", **more), CentralDP(0.05, 1e-5, 1.0), keeps, max_rounds=8)

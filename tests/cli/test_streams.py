@@ -102,6 +102,7 @@ def test_a_folder_that_is_gone(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("stream", "fails"), quick_first(1, [("stdout", True), ("stdout", False), ("stderr", True)]))
+@pytest.mark.slow
 def test_a_step_that_takes_a_stream_away(tmp_path, stream, fails):
     (tmp_path / "own.py").write_text(
         "import sys\n"

@@ -264,6 +264,7 @@ WRONG = "{class_path: %s, dict_kwargs: {nothing: 1}}"
         ("data: %s", "lightning_fed.data.FederatedDataModule"), ("model: %s", "Plain"),
     ],
 )  # fmt: skip
+@pytest.mark.quick(2)
 def test_options_that_a_class_does_not_have_are_told(cli, mistake, key, name):
     """jsonargparse passes what is in ``dict_kwargs`` on without a look at the class."""
     file = cli.file("d.yaml", key % (WRONG % name))

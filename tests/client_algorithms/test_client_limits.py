@@ -137,6 +137,7 @@ GA_AT_0: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("form", GA_AT_0)
 @pytest.mark.parametrize("optimizer", SGDS)
+@pytest.mark.quick(6)
 def test_fedga_at_0_although_the_gradients_were_exchanged(optimizer: str, form: str, mode: str) -> None:
     """The gradient pass restores buffers and metric objects and draws from streams of its own."""
     fedavg, fedga = run(plain, optimizer), run(GA_AT_0[form], optimizer, mode)

@@ -169,6 +169,7 @@ def grid() -> list[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize(("name", "optimizer", "problem", "weighting"), grid())
+@pytest.mark.quick(40)
 def test_rounds_are_those_of_a_loop_by_hand(name: str, optimizer: str, problem: str, weighting: str) -> None:
     case, clients = CASES[name], PROBLEMS[problem]
     made = case.make()

@@ -107,6 +107,7 @@ def single(name: str, precision: Any) -> tuple[Tape, np.ndarray]:
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("name", ALL)
+@pytest.mark.quick(8)
 def test_half_precision_stays_close_to_single(name: str, precision: str) -> None:
     (tape, control), (half, half_control) = single(name, "32-true"), single(name, precision)
     moved = np.linalg.norm(tape.weights[-1] - Logistic().start)

@@ -461,6 +461,7 @@ LATER = {"optimizer": lambda m: torch.optim.LBFGS(m.parameters())}
         ([DPSGD(1.0, QUICK, max_batch=7)], {}, "`max_batch` of DPSGD to be at least `--data.batch_size` 8, got 7"),
     ],
 )
+@pytest.mark.quick(5)
 def test_what_it_does_not_cover_is_refused(tmp_path: Path, parts: Any, options: Any, said: str) -> None:
     with pytest.raises(FederatedError, match=f"^Expected {said}"):
         fit(tmp_path, *parts, **options)

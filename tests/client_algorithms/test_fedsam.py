@@ -118,6 +118,7 @@ MADE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", MADE)
+@pytest.mark.quick(2)
 def test_engines_and_chunks_agree_under_a_mask(name: str, tmp_path: Path) -> None:
     def run(**options: Any) -> torch.Tensor:
         torch.manual_seed(0)

@@ -68,6 +68,7 @@ def run(folder: Path, algorithm: Any, *others: Any, net: Any = Stirred, rule: An
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.quick(2)
 def test_the_global_model_is_that_of_fedavg_to_the_bit(name: str, engine: Any, tmp_path: Path) -> None:
     for rule in (FedAvg, lambda: FedAvg(mask=SignAgreement(0.8)), FedAvgM):
         plain, _ = run(tmp_path, None, rule=rule(), engine=engine)
@@ -225,6 +226,7 @@ def test_an_alpha_that_adapts_follows_its_gradient_and_stays_in_its_range() -> N
 
 
 @pytest.mark.parametrize("name", ALL)
+@pytest.mark.quick(2)
 def test_engines_and_chunks_agree(name: str, tmp_path: Path) -> None:
     """Clients that go on after others have taken their last step among them."""
 
@@ -316,6 +318,7 @@ def test_clients_that_train_in_bfloat16_step_own_models_in_single_precision(
 
 @pytest.mark.parametrize("location", ["device", "disk"])
 @pytest.mark.parametrize("name", ALL)
+@pytest.mark.quick(3)
 def test_a_resumed_run_goes_on_with_own_models(name: str, location: Any, tmp_path: Path) -> None:
     options = {"enable_checkpointing": True, "client_states": location, "clients_per_round": 2}
 

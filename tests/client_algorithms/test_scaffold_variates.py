@@ -144,6 +144,7 @@ REACH = {
 
 @WEIGHTINGS
 @pytest.mark.parametrize("kind", REACH)
+@pytest.mark.quick(3)
 def test_scaffold_reaches_the_optimum(kind: str, weighting: Any) -> None:
     tape = fit(two_clients(), FedAvg(weighting=weighting), REACH[kind](), max_rounds=40, local_steps=STEPS)
     np.testing.assert_allclose(tape.weights[-1], optimum(weighting), atol=1e-7)

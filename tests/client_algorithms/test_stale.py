@@ -123,6 +123,7 @@ class Fresh(Arrivals):
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 @pytest.mark.parametrize("options", [{}, FEDASYNC], ids=["fedbuff", "fedasync"])
+@pytest.mark.quick(4)
 def test_without_staleness_it_is_fedavg_to_the_bit(tmp_path: Path, options: Any, engine: str, precision: Any) -> None:
     given: dict[str, Any] = {"at_once": 8, "size": 8, "engine": engine, "max_rounds": 4, "precision": precision}
     plain = fit(tmp_path, **given, sampler=Fresh(8, 1.0)).weights

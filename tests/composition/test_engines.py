@@ -68,6 +68,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize(("model", "rule", "client"), graded(GRID, 24, KEPT))
+@pytest.mark.quick(6)
 def test_every_method_trains_every_model_alike(model: str, rule: str, client: str, tmp_path: Path) -> None:
     trained_alike(tmp_path, model, rule, client)
 

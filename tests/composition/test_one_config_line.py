@@ -23,6 +23,7 @@ LINES += [(rule, (), "local") for rule in UNMASKED]
 
 
 @pytest.mark.parametrize(("rule", "mask", "buffers"), quick_first(4, LINES))
+@pytest.mark.quick(2)
 def test_trains_a_round(
     rule: str, mask: tuple[str, ...], buffers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

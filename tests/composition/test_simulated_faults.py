@@ -49,6 +49,7 @@ CASES = dict.fromkeys([*KEPT, *meetings(GRID)])
 
 @pytest.mark.filterwarnings("ignore:Round .* leaves the model as it is")
 @pytest.mark.parametrize(("rule", "client", "faults"), quick_first(24, CASES, len(KEPT)))
+@pytest.mark.quick(7)
 def test_every_method_trains_through_faults_alike(rule: str, client: str, faults: str, tmp_path: Path) -> None:
     if rule == "AFL" and "availability" in FAULTS[faults]:  # its weights are over all clients
         with pytest.raises(FederatedError, match="Expected all 5 clients in every round of AFL"):

@@ -195,6 +195,7 @@ def sizes_of(net: nn.Module) -> tuple[list[float], float]:
 
 @pytest.mark.parametrize("policy", ["average", "local", "keep"])
 @pytest.mark.parametrize("name", NORMS)
+@pytest.mark.quick(3)
 def test_a_spectral_norm_is_that_of_the_averaged_weights(name: str, policy: Any, tmp_path: Path) -> None:
     """Ten unlike clients, large steps: each client's singular vectors are others."""
     torch.manual_seed(0)

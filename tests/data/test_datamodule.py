@@ -121,6 +121,7 @@ def parts(batches: Any) -> list[torch.Tensor]:
     return [torch.cat(part) for part in zip(*batches, strict=True)]
 
 
+@pytest.mark.quick(4)
 def test_shapes_types_and_ranges(module: tuple[str, FederatedDataModule]) -> None:
     name, data = module
     shape, num_train, num_test, num_classes, (lowest, highest) = FACTS[name]
@@ -159,6 +160,7 @@ def test_held_out_and_client_samples_are_the_training_set(module: tuple[str, Fed
     assert len(set(data.split.index.tolist())) == len(data.split.index)
 
 
+@pytest.mark.quick(7)
 def test_both_sources_give_the_same_batches(module: tuple[str, FederatedDataModule]) -> None:
     _, data = module
     fast = data.train_source()

@@ -93,6 +93,7 @@ PLACES = ("attribute", "transform", "dict", "array", "large array", "tensor", "l
     ("place", "hook"),
     [*((place, "on_train_epoch_start") for place in PLACES), ("attribute", "on_client_start")],
 )
+@pytest.mark.quick(2)
 def test_what_a_hook_sets_in_a_data_set_reaches_its_workers(tmp_path: Path, place: str, hook: str) -> None:
     Levels.of_class = 0
     dataset = Levels()
@@ -138,6 +139,7 @@ class Fails(Classifier):
 
 
 @pytest.mark.parametrize("stage", ["", "train", "val"])
+@pytest.mark.quick(2)
 def test_no_worker_outlives_the_call_that_started_it(tmp_path: Path, stage: str) -> None:
     data = FederatedDataModule(
         Levels(), num_clients=2, batch_size=4, eval_batch_size=4, val_dataset=Levels(), num_workers=2,
@@ -209,6 +211,7 @@ KINDS = ("RandomState", "Generator", "MT19937", "random", "torch", "partial", "c
 @pytest.mark.parametrize(
     ("kind", "num_workers"), [*((kind, 0) for kind in KINDS), ("RandomState", 1), ("lazy", 2), ("collate", 1)]
 )
+@pytest.mark.quick(2)
 def test_a_resumed_run_draws_the_same_from_generators_of_the_data(tmp_path: Path, kind: str, num_workers: int) -> None:
     """Also what a random collate function draws from the global streams in a worker."""
 

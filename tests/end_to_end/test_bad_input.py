@@ -72,6 +72,7 @@ def mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Mistake:
         ],
     ),
 )
+@pytest.mark.quick(2)
 def test_impossible_options(words: list[str], parts: list[str], tmp_path: Path, mistake: Mistake) -> None:
     last = mistake(*words)
     for part in parts:

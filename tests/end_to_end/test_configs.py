@@ -107,6 +107,7 @@ def config_words(name: str) -> list[str]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if i % 16 else ()) for i, name in enumerate(FILES)]
 )
+@pytest.mark.quick(4)
 def test_config_trains_a_round(
     name: str,
     request: pytest.FixtureRequest,

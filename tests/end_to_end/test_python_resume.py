@@ -64,6 +64,7 @@ def test_a_folder_that_is_removed_while_a_run_trains_is_not_in_the_way_of_the_ne
 
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("hook", ["on_train_start", "on_round_start", "on_client_start", "on_train_epoch_end"])
+@pytest.mark.quick(2)
 def test_nor_is_one_into_which_pictures_are_drawn(tmp_path: Path, hook: str) -> None:
     trainer = short_trainer(tmp_path, 3)
     trainer.callbacks.append(ActsOnce(hook, rmtree))

@@ -119,6 +119,7 @@ def test_study_builds(
     assert built == len(cells)
 
 
+@pytest.mark.slow
 def test_each_value_sets_runs_apart(studies: list[Study], tmp_path: Path) -> None:
     assert Pool(tmp_path, 1, nullcontext).mistake(list(telling_runs(cells_of(studies[0])))) == ""
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
+from lightning_utilities.core import rank_zero
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -181,7 +182,7 @@ def test_why_it_would_be_no_quicker_is_for_the_debug_log(tmp_path: Path, caplog:
     assert said(caplog) == ["Engine: sequential."]
     assert few.keys() == {"engine", "reason"}
     caplog.clear()
-    caplog.set_level("DEBUG", logger="lightning.pytorch")
+    caplog.set_level("DEBUG", logger=rank_zero.log.name)  # of the trainer or of fabric
     run(tmp_path, Model, max_rounds=1, **sizes(*[16] * 7))
     assert said(caplog) == [f"Engine: sequential, as {few['reason']}."]  # the line itself is no news
     caplog.clear()
@@ -428,6 +429,7 @@ def trace(module: Any, printed: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", SEEN)
+@pytest.mark.quick(9)
 def test_what_is_seen_from_outside_happens_once_for_each_step(tmp_path, capsys, name) -> None:
     make, what = SEEN[name]
     outcomes, traces = [], []
@@ -548,6 +550,7 @@ LATER = {
 @pytest.mark.usefixtures("few_lanes_pay")
 @pytest.mark.parametrize("name", LATER)
 @pytest.mark.parametrize("chunk_size", [None, 8])
+@pytest.mark.quick(5)
 def test_a_chunk_that_fails_later_trains_one_after_another(tmp_path, name, chunk_size, caplog) -> None:
     make, reason = LATER[name]
     split = (*TEN, 13, 13)

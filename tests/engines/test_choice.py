@@ -132,6 +132,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.usefixtures("few_lanes_pay")
+@pytest.mark.quick(5)
 def test_what_cannot_train_at_once_is_refused_in_one_sentence_and_auto_falls_back(tmp_path, name, monkeypatch):
     make, callbacks, options, message = REFUSED[name]
     options = {**options, "precision": "32-true"}

@@ -122,6 +122,7 @@ def a_round(folder: Path, *args: Any, kernels: bool = False, **options: Any) -> 
     ],
     ids=["LeNet", "BatchNorm", *METHODS],
 )
+@pytest.mark.quick(4)
 def test_no_client_and_no_step_waits_or_copies_more_than_an_order(
     tmp_path: Path, net: Callable[[], nn.Module], side: int, method: str, engine: str
 ) -> None:
@@ -148,6 +149,7 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", STEPS)
+@pytest.mark.quick(2)
 def test_a_step_of_more_clients_takes_no_more_kernels_and_copies(tmp_path: Path, case: str) -> None:
     of_data, options = STEPS[case]
     options = {"of_data": of_data, "sizes": (10,) * 6, **options}
@@ -368,6 +370,7 @@ class LogsHits(ImageClassifier):
 
 @pytest.mark.parametrize("engine", [*ENGINES, "auto"])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.quick(3)
 def test_a_device_without_float64_trains_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, engine: str
 ) -> None:

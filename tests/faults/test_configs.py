@@ -25,6 +25,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
 
 
 @pytest.mark.parametrize("first", quick_first(1, range(0, 100, 10)))
+@pytest.mark.slow
 def test_mutated_configurations(program: Program, first: int) -> None:
     for number in range(first, first + 10):
         outcome, said = judge(program, make_trial(1, number), trains=number % 10 == 0)

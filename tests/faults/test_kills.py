@@ -71,6 +71,7 @@ def records(run: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("name", "point", "engine"), CASES)
+@pytest.mark.quick(3)
 def test_a_killed_run_goes_on_to_the_bit(
     name: str, point: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

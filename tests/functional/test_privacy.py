@@ -72,6 +72,7 @@ def test_noise_is_the_least_for_an_epsilon() -> None:
 
 
 @pytest.mark.parametrize(("most", "expected"), [(72, 6.54), (25, 6.54), (20, 7.25), (12, 16.6)])
+@pytest.mark.quick(2)
 def test_epsilon_of_samples_counts_batches_that_are_cut(most: int, expected: float) -> None:
     """At n = 72, B = 10, z = 1 and 42 steps; uncut it is that of Poisson batches, in another way."""
     dp = pytest.importorskip("dp_accounting", reason=NEEDED)

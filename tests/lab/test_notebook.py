@@ -209,6 +209,7 @@ def trained(folder: Path, *parts: Any, **options: Any) -> FederatedTrainer:
     [(made, "32-true") for made in (Ditto, partial(APFL, 0.3), partial(APFL, 0.3, True), PFedMe, LocalOnly, FedBN)]
     + [(FedPer, "32-true"), (Ditto, "bf16-true"), (FedPer, "bf16-true")],
 )
+@pytest.mark.quick(3)
 def test_the_module_is_the_one_that_was_evaluated(tmp_path: Path, made: Any, precision: Any) -> None:
     trainer = trained(tmp_path, made(), precision=precision)
     rows = list(read_rows(trainer.run.path / "clients.csv"))

@@ -36,6 +36,7 @@ def test_every_rule_passes(check: Any, name: str) -> None:
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", ["FedProx", "SCAFFOLD", "FedGA", "FedCM", "FedSAM", "PFedMe"])
+@pytest.mark.quick(8)
 def test_client_algorithms_pass(check: Any, name: str) -> None:
     check(ALONE[name].make)
 

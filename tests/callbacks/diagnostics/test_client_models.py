@@ -125,6 +125,7 @@ def expect_values(rows: dict[int, dict[str, str]], model: str, expected: dict[in
 @pytest.mark.parametrize(
     "tuning", [{}, {"tune_epochs": 2}, {"tune_steps": 1}, {"tune_steps": 5}], ids=["default", "epochs", "step", "steps"]
 )
+@pytest.mark.quick(4)
 def test_each_model_is_that_of_a_loop_by_hand(
     engine: Any, kind: type[Measured], tuning: dict[str, int], tmp_path: Path
 ) -> None:
@@ -294,6 +295,7 @@ class StackedWitness(Witness):
         (StepsByItself, "sequential", {"buffers": "average"}, ALL),
     ],
 )
+@pytest.mark.quick(2)
 def test_training_is_the_same_bit_for_bit_whatever_is_evaluated(
     kind: Any, engine: Any, options: dict[str, Any], models: tuple[Any, ...], tmp_path: Path
 ) -> None:
@@ -541,6 +543,7 @@ def test_where_a_run_ends_early_the_table_has_all_models_but_the_trained_ones(tm
 
 
 @pytest.mark.parametrize("where", ["device", "host", "disk"])
+@pytest.mark.quick(2)
 def test_a_resumed_run_evaluates_the_same_models(where: Any, tmp_path: Path) -> None:
     found = []
     for stops in ((4,), (3, 4)):

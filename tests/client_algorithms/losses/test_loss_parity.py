@@ -59,6 +59,7 @@ def test_the_loop_by_hand_is_fedavg() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick(5)
 def test_rounds_are_those_by_hand(name: str, engine: str) -> None:
     found = fit_weights(CASES[name][0](), engine=engine)
     assert differ(found, by_hand(name)) < 1e-12

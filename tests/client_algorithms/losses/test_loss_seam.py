@@ -148,6 +148,7 @@ LIMITS = [FedLC(0.0), LogitAdjustment(0.0), FedRS(1.0), MOON(0.0), FedNTD(0.0), 
 
 @pytest.mark.parametrize(("kind", "engine"), [(Busy, "sequential"), (Calm, "vectorized")])
 @pytest.mark.parametrize("at_limit", LIMITS, ids=lambda one: type(one).__name__)
+@pytest.mark.quick(3)
 def test_at_its_limit_it_is_fedavg_to_the_bit(at_limit: LossAlgorithm, kind: type[Busy], engine: str) -> None:
     assert differ(fit_weights(at_limit, module=kind(), engine=engine), fit_weights(module=kind(), engine=engine)) == 0
 
@@ -399,6 +400,7 @@ REFUSED: list[tuple[LossAlgorithm, type[ScoredModule], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("algorithm", "kind", "options", "words"), REFUSED)
+@pytest.mark.quick(5)
 def test_what_cannot_work_is_one_sentence(algorithm: Any, kind: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(FederatedError, match=f"^Expected .*{words}"):
         fit(algorithm, module=kind(), max_rounds=1, **options)

@@ -77,6 +77,7 @@ def train(folder: Path, name: str, engine: Any, *more: Any) -> tuple[list[dict[s
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", SENT)
+@pytest.mark.quick(2)
 def test_the_bytes_of_a_round_are_those_by_hand_whatever_is_evaluated(name: str, engine: Any, tmp_path: Path) -> None:
     """Three of four clients train in each round. Evaluating all their models changes no bit of what the run leaves."""
     each, models = SENT[name][1], models_of(name)

@@ -72,6 +72,7 @@ BESIDE: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize(("optimizer", "clip"), [("momentum", 0.2), ("adam", None)])
 @pytest.mark.parametrize("kind", [*KINDS, "FedRep"])
+@pytest.mark.quick(2)
 def test_both_engines_train_what_a_loop_by_hand_trains(kind: str, optimizer: str, clip: Any) -> None:
     """A client's part is in the norm that its gradient is clipped by: both are stepped."""
     make, mask = {**KINDS, "FedRep": (partial(FedRep, head_epochs=2), LAST)}[kind]
@@ -88,6 +89,7 @@ def test_both_engines_train_what_a_loop_by_hand_trains(kind: str, optimizer: str
 
 
 @pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.quick(3)
 def test_other_algorithms_see_the_shared_part_alone(beside: str) -> None:
     make, by_hand, server = BESIDE[beside]
     rule = partial(server, weighting="uniform")

@@ -84,6 +84,7 @@ def test_a_module_that_steps_by_itself_keeps_a_part_too() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 @pytest.mark.parametrize("kind", [FedPer, FedRep])
+@pytest.mark.quick(2)
 def test_chunks_and_the_order_of_clients_change_nothing(kind: Any, chunk: int) -> None:
     whole, parts = (run(kind(), engine="vectorized", cohorts=None, chunk_size=size) for size in (5, chunk))
     assert_same(whole, parts)

@@ -35,6 +35,7 @@ def classes_of(variant: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("variant", ["byclass", "bymerge", "balanced", "letters", "digits", "mnist"])
+@pytest.mark.quick(2)
 def test_mean_and_deviation_are_those_of_the_variants_images(
     variant: str, moments: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
 ) -> None:

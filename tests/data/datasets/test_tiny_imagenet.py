@@ -188,6 +188,7 @@ LIST = "val/val_annotations.txt"
         ),
     ],
 )
+@pytest.mark.quick(5)
 def test_bad_tiny_imagenet_files(
     file: str, damage: Callable[[Path], object], said: str, own_root: Path, tmp_path: Path
 ) -> None:

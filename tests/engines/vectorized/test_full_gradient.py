@@ -167,6 +167,7 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."
 
 @pytest.mark.parametrize("engine", ["vectorized", "auto"])
 @pytest.mark.parametrize("asking", ["own at the start", "cohort", "at the end"])
+@pytest.mark.quick(2)
 def test_half_as_many_go_at_once_where_memory_runs_out(tmp_path, monkeypatch, alone, asking, engine):
     def outcome(engine: str) -> Any:
         parts = [callback() for callback in ASKING[asking]]

@@ -164,6 +164,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.quick(4)
 def test_every_elementwise_optimizer(tmp_path, name):
     both(tmp_path, lambda: Model(optimizer=lambda m: OPTIMIZERS[name](m.parameters())), local_epochs=2)
 

@@ -102,6 +102,7 @@ def test_confidences_are_the_log_odds_of_the_own_label() -> None:
     assert confidences(sure, torch.zeros(3, dtype=torch.int64)).tolist() == [800.0, 900.0, -800.0]
 
 
+@pytest.mark.slow
 def test_the_logistic_regression_is_at_the_minimum_of_its_objective() -> None:
     generator = torch.Generator().manual_seed(0)
     inside = torch.randn(60, 3, dtype=torch.float64, generator=generator) + torch.tensor([0.8, 0.0, -0.3])

@@ -63,6 +63,7 @@ def test_a_table_that_is_not_as_it_was_written_is_said(tmp_path: Path, text: str
     assert load_runs([tmp_path])[1] == ([] if where is None else [said])
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_loses_a_row_without_a_word(tmp_path: Path) -> None:
     text = "round,test/acc\r\n" + "".join(f"{at},0.{at}5\r\n" for at in range(12))
     path = write_run(tmp_path, "a", 0, text=text) / "metrics.csv"

@@ -81,6 +81,7 @@ def test_a_damaged_record_is_none(tmp_path: Path, damage: str) -> None:
     assert done_run(tmp_path, cell) is None
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_record_counts(tmp_path: Path) -> None:
     (cell, _) = cells_of(study(tmp_path))
     run = train(tmp_path, cell)

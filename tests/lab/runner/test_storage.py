@@ -103,6 +103,7 @@ def test_half_a_line_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("harm", dict.fromkeys((*ANY, lose_a_line)), ids=lambda harm: harm.__name__)
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.quick(12)
 def test_damage_is_told_or_loses_no_result(harm: Callable[[Path, random.Random], None], seed: int) -> None:
     harm(journal(), random.Random(seed))
     told = ""

@@ -273,6 +273,7 @@ def test_what_would_be_tried_is_told_without_writing_it(tmp_path: Path, sampler:
     assert len(group.asked()) == 3
 
 
+@pytest.mark.slow
 def test_trials_are_kept_in_any_database_of_optuna(tmp_path: Path) -> None:
     for name, best in (("one", 0.1), ("other", 1.0)):
         url = f"sqlite:///{tmp_path / 'runs' / name / 'trials.db'}"

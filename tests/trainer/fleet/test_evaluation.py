@@ -430,6 +430,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", quick_first(12, HOSTILE))
+@pytest.mark.quick(3)
 def test_a_node_that_is_away_or_hostile_is_named_and_counted(name: str, tmp_path: Path) -> None:
     edit, words = HOSTILE[name]
     trainer = lambda *more: make(tmp_path, *more)  # noqa: E731

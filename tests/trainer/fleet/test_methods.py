@@ -59,6 +59,7 @@ def expect_same(make: Any, batch_size: int = 8) -> None:
 
 
 @pytest.mark.parametrize(("rule", "mask", "client"), METHODS)
+@pytest.mark.quick(10)
 def test_a_method_over_nodes_is_that_in_one_process(rule: str, mask: str, client: str) -> None:
     local = LOCAL.get(client)
     options = {"weighting": "uniform"} if local is not None and local.uniform else {}

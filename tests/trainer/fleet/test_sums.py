@@ -20,6 +20,7 @@ def test_the_rules_of_sums_are_known() -> None:
 
 
 @pytest.mark.parametrize("name", [*OF_SUMS, "masked"])
+@pytest.mark.quick(7)
 def test_a_rule_of_sums_needs_no_single_update(name: str) -> None:
     rule, mask, client = ("FedAvg", "samples", "SCAFFOLD") if name == "masked" else (name, "none", "none")
 
