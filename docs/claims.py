@@ -48,7 +48,7 @@ CLAIMS = {
     "[binary mask](gma/binary-mask.md)": "GMA, Figure 5: the binary mask ends above FedAvg",
     "[membership](gma/membership.md)": "GMA, appendix F: fewer members are told under the mask",
     "[why](gma/why.md)": "GMA, section 1: its direction gains under label skew",
-    "[when](mask/when.md)": "its direction gains where few clients share a feature",
+    "[when](mask/when.md)": "it gains on data made for it: features of few clients, noise, flips",
     "[colours](fedgma/colours.md)": "FedGMA, Figure 2: it gains on new colours",
     "[CGW](cgw/alpha.md)": "CGW, Tables 1 and 2: the correction gains",
     "[gradients](fedga/gradients.md)": "FedGA, Table 1, Figures 8 to 10: accuracy, loss, gradients",

@@ -349,7 +349,7 @@ def test_what_600_rounds_leave_between_masks_is_that_of_the_runs() -> None:
     page = " ".join((RESULTS / "mask/when.md").read_text().split())
     ones, twos = ("other blocks=dark;shared by=1", "other blocks=dark;shared by=2")
     fives, lit, end = "other blocks=dark;shared by=5", "other blocks=lit at random;shared by=5", "rounds 581-600"
-    lit_twos = "other blocks=lit at random;shared by=2"
+    lit_ones, lit_twos = ("other blocks=lit at random;shared by=1", "other blocks=lit at random;shared by=2")
     leads, median = (
         "AND-mask less GMA at the end: +2.5, at k = 2 +8.5 | ",
         "the median within 1.5 points of the AND-mask | ",
@@ -371,14 +371,12 @@ def test_what_600_rounds_leave_between_masks_is_that_of_the_runs() -> None:
         (fives, "AND-mask", "GMA", end, "AND-mask less GMA is {} ({} to {}), within 1 point"),
         (fives, "Median", "AND-mask", end, "the median less the AND-mask is {} ({} to {}), above"),
         (ones, "GMA", "FedAvg at GMA's progress", end, "at k = 1 it is {} ({} to {})"),
-        (lit, "GMA", "FedAvg", end, "Other blocks lit, k = 5: GMA less FedAvg is {} ({} to {})"),
-        (lit, "AND-mask", "GMA", end, "the AND-mask leads GMA by {} ({} to {})"),
-        (lit, "AND-mask", "GMA", "rounds 60-60", "at round 60 by {} ({} to {})"),
+        (lit, "AND-mask", "GMA", end, "that leads GMA by more and more: {} ({} to {}), after"),
+        (lit, "AND-mask", "GMA", "rounds 60-60", "(+1.82 to +2.28), after {} ({} to {}) at round 60"),
         (twos, "GMA", "FedAvg", end, "At rate 0.1 and k = 2 GMA less FedAvg is {} ({} to {})"),
-        (lit_twos, "GMA", "FedAvg", end, "At k = 2 GMA less FedAvg is {} ({} to {})"),
-        (lit_twos, "GMA", "FedAvg", "rounds 60-60", "after {} ({} to {}) at round 60"),
-        (lit_twos, "GMA", "FedAvg at GMA's progress", end, "less FedAvg at GMA's progress it is {} ({} to {})"),
-        (lit_twos, "Median", "AND-mask", end, "The median less the AND-mask is {} ({} to {}) there"),
+        (lit_ones, "GMA", "FedAvg at GMA's progress", end, "GMA less that step is {} ({} to {}), "),
+        (lit_twos, "GMA", "FedAvg at GMA's progress", end, "(+1.06 to +1.33), {} ({} to {}) and"),
+        (lit, "GMA", "FedAvg at GMA's progress", end, "(+1.41 to +1.83) and {} ({} to {})."),
     ]
     row = {"folder": "mask/dose", "metric": "test/acc/wrong", "sign": "+", "gate": ""}
     row |= {"published": "none published", "claim": "(our question)"}
