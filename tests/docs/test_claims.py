@@ -157,9 +157,7 @@ def recomputed(row: dict[str, str]) -> tuple[tuple[float, float, float], float |
     less = re.search("loss|distance", metric) or (row["folder"] == "gma/membership")
     better = direction if own or re.search("agreement", metric) else -1 if less else 1
     here = said(sorted(better * end for end in ends), least)
-    low, high = sorted(direction * end for end in ends)
-    word = "reproduced" if low > 0 else "contradicted" if high < least else ""
-    verdict = word if word and not failed else f"undecided ({', '.join(failed) if word else 'seeds'})"
+    verdict = verdict_on(sorted(direction * end for end in ends), least, failed)
     return (mean, *ends), gain, here, "" if own else verdict
 
 
@@ -176,13 +174,14 @@ def recomputed_pool(row: dict[str, str]) -> tuple[tuple[float, float, float], fl
     own = row["claim"].startswith("(our question)")
     here = said([mean - edge, mean + edge], gain)
     failed = [*["baseline"] * (not level), *["rates"] * bool(rates_of(row["folder"]))]
-    assert own or (failed and here != "undecided")  # else a verdict is to be recomputed here too
-    return (
-        (mean, mean - edge, mean + edge),
-        None if own else gain,
-        here,
-        "" if own else f"undecided ({', '.join(failed)})",
-    )
+    verdict = "" if own else verdict_on([mean - edge, mean + edge], gain, failed)
+    return (mean, mean - edge, mean + edge), None if own else gain, here, verdict
+
+
+def verdict_on(ends: list[float], gain: float, failed: list[str]) -> str:
+    """What an interval says of a claimed gain, above 0, that passes all gates but some."""
+    word = "reproduced" if ends[0] > 0 else "contradicted" if ends[1] < gain else ""
+    return word if word and not failed else f"undecided ({', '.join(failed) if word else 'seeds'})"
 
 
 def is_level(apart: float | None, half: float, scale: float, sides: list[Curves]) -> bool:
