@@ -205,6 +205,7 @@ class TrainState:
     engine_choice: dict[str, Any] | None = None
     memory_format: Literal["preserve", "channels_last"] = "preserve"
     length: int | None = None  # the run's rounds, if something computes with them
+    first_weights: int | None = None  # their checksum, by which nodes of a fleet know the run
     client_names: Callable[[], Sequence[str] | None] = lambda: None
     untrained: list[slice] = field(init=False)
     received: Tensor = field(init=False)
@@ -299,6 +300,7 @@ class TrainState:
             "personal": self.personal_names,
             "engine": self.engine_choice,
             "memory_format": self.memory_format,
+            "first_weights": self.first_weights,
         }
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
@@ -316,6 +318,7 @@ class TrainState:
         self.round = state["round"]
         self.client_states.restore(state["client_states"], folder)
         self.engine_choice = state["engine"]
+        self.first_weights = state.get("first_weights")  # not in checkpoints of 0.3
 
     def close(self) -> NoState:
         """Makes the module an ordinary one again; returns what can still be read."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_fed.core.reduction import RoundReducer
 from lightning_fed.core.updates import Client
+from lightning_fed.distributed.consistency import checksum
 from lightning_fed.engines.base import ClientTrainer, Engine, FinishedClient, TrainingParts
 from lightning_fed.engines.fleet.census import Fleet
 from lightning_fed.engines.fleet.evaluation import AtNodes, sets_of
@@ -48,6 +49,8 @@ class RemoteTrainer(ClientTrainer):
         start.full_gradient = _AtNodes(self, start.full_gradient)
         if start.own_losses is not None:
             start.own_losses = _AtNodes(self, start.own_losses)
+        if self.state.first_weights is None:
+            self.state.first_weights = checksum(self.state.weights)
         self.methods, self.told = methods_sent(parts.hooks.callbacks), set[str]()
         self.sets = dict[str, dict[str, dict[str, int]]]()
         places: Any = (*self.trainer.val_loaders.values(), *self.trainer.test_loaders.values())
@@ -98,6 +101,7 @@ class RemoteTrainer(ClientTrainer):
         facts: Facts = {"sizes": census.sizes.tolist(), "held_out": census.held_out.tolist()}
         facts |= {"num_classes": self.trainer.datamodule.num_classes, "needs": self.needs}
         facts |= {"terms": terms_of(self.trainer), "evaluated": [place.kind for place in self.evaluated]}
+        facts["first_weights"] = self.state.first_weights
         replies, refused = self.ask("begin", dict.fromkeys(sorted(nodes), facts), {"initial": self.state.initial}), {}
         for node, reply in replies.items():
             try:

@@ -30,14 +30,16 @@ from lightning_fed.trainer.trainer import FederatedTrainer
 
 __all__ = ["Node"]
 
+_RUN = "first_weights"  # by which runs of equal terms are told apart
 _FILE = re.compile(r"client(\d+)-round(\d+)\.safetensors")
 
 
 class Node:
     """The clients that are here: module, data, and what they keep; ``answer`` does what a server asks, and no more.
 
-    What a client keeps has the round after which it kept it. The server says from which round it goes on, so that a
-    reply that was lost or late, or a server that was resumed, never meets a record of another model.
+    What a client keeps has the round after which it kept it, and a checksum of the run's first weights. The server says
+    from which round it goes on, so that a reply that was lost or late, or a server that was resumed, never meets a
+    record of another model.
 
     Args:
         trainer: With the same method, options and seed as the server's; its callbacks that clients do not need are left
@@ -133,7 +135,7 @@ class Node:
         self.start, self.methods = self.engine.start_gradients, methods_sent(trainer.callbacks)
         self._keepers: tuple[ClientStates | GlobalBuffers, ...] = state.client_states, state.buffers
         self._taken: dict[int, tuple[Tensor, Tensor]] = {}  # g_i and f_i of the round, by client
-        self._run = facts["run"]
+        self._run, self._mark = facts["run"], torch.tensor(facts["first_weights"])
         for kind in facts["evaluated"]:
             vars(trainer)[f"{kind}_loaders"] = self.data.held_out(kind)
         sets = {kind: getattr(trainer, f"{kind}_loaders") for kind in facts["evaluated"]}
@@ -221,7 +223,7 @@ class Node:
             expect(client in self.data.clients, f"Expected clients of this node, got client {client}.")
             self._forget(client, since + 1, 1 << 62)  # they were lost on their way, or of a server that has gone back
             record = self._records.get(client, {}).get(since) if since else {}
-            if record is None:
+            if record is None or not torch.equal(record.get(_RUN, self._mark), self._mark):
                 lost[client] = f"it has no record of round {since} of client {client}, from which the server goes on"
                 continue
             here.append(client)
@@ -244,6 +246,7 @@ class Node:
             record = {f"{number}.{name}": value for number, part in enumerate(parts) for name, value in part.items()}
             if not record:
                 continue
+            record[_RUN] = self._mark
             keeping.add(client)
             own = self._records.setdefault(client, {})
             self._forget(client, 0, max((at for at in own if at <= facts["saved"]), default=0))

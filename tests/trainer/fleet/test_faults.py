@@ -280,3 +280,21 @@ def test_an_exchange_goes_on_without_a_node_that_is_lost(tmp_path: Path) -> None
     here.fit(start(), data_of([0, 1, 2, 3]))
     assert rows.failed == [2]
     assert torch.equal(here.weights, there.weights)
+
+
+def test_a_resumed_server_takes_no_record_of_another_run_for_its_own(tmp_path: Path, without: Any) -> None:
+    fleet, killed = fleet_of(lambda: make(tmp_path)), Killed()
+    options = {"enable_checkpointing": True, "name": "run"}
+    with pytest.raises(KeyError, match="power cut"):
+        fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), killed, **options), fleet)
+    other, model = make(tmp_path, max_rounds=2), start()  # of equal terms: clients of c keep a record of round 2 too
+    other.fleet = fleet_of(lambda: make(tmp_path))
+    other.fleet.nodes["c"] = fleet.nodes["c"]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    other.fit(model)
+    other.fleet.close()
+    with named("it has no record of round 2 of client 4"):
+        trainer = fit(make(tmp_path, FederatedCheckpoint(every_n_rounds=2), killed, **options), fleet, ckpt_path="last")
+    assert torch.equal(trainer.weights, without(3, 4, 5))

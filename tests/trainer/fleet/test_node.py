@@ -241,7 +241,7 @@ def test_a_node_keeps_records_of_rounds_that_a_server_may_go_back_to(tmp_path: A
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names == [f"client{client}-round{at}.safetensors" for client in (0, 3) for at in (3, 4)]
     facts, tensors = unpack((tmp_path / "a" / names[0]).read_bytes())
-    assert (facts, list(tensors)) == ({}, ["0.SCAFFOLD"])
+    assert (facts, list(tensors)) == ({}, ["0.SCAFFOLD", "first_weights"])
 
 
 def test_packets_hold_json_and_tensors_alone() -> None:
