@@ -33,6 +33,7 @@ GROUPS = {
     "gma/tables4_5": "GMA, Tables 4 and 5: one round after 50 rounds",
     "gma/convex": "GMA, appendix E: convex",
     "gma/table2": "GMA, Table 2: data, split, clients, rule",
+    "gma/table2_iid": "GMA, Table 2: IID, to 200 rounds",
     "gma/table3_feature_learned": "GMA, Table 3: colours of no client, to a model that has learned",
     "gma/table3_feature_learned_yogi": "GMA, Table 3: the same under FedYogi",
     "gma/table3_feature": "GMA, Table 3: colours of no client, after 30 rounds",

@@ -207,6 +207,27 @@ def test_the_pooled_row_of_table_2_over_the_last_half_of_the_rounds() -> None:
         assert float(match[4]) == pytest.approx(seen(gain, stdev(differences), len(differences)), abs=0.005)
 
 
+def test_the_mask_is_ahead_early_on_mnist_iid() -> None:
+    page = " ".join((RESULTS / "gma/rules.md").read_text().split())
+    sides = [curves("gma/table2_iid", {"data": "MNIST", "aggregation": rule}, "test/acc") for rule in ("GMA", "AVG")]
+    match = re.search(
+        "by {n} at round 30 and {n} at round 50".format(n=rf"({NUMBER}) \(({NUMBER}) to ({NUMBER})\)"), page
+    )
+    assert match
+    for at, numbers in ((30, match.groups()[:3]), (50, match.groups()[3:])):
+        mean, edge = interval_of([ours[at] - theirs[at] for ours, theirs in zip(*sides, strict=True)])
+        assert is_rounded(numbers, [repr(one) for one in (mean, mean - edge, mean + edge)], 100), at
+    gma, fedavg = (
+        [
+            fmean(curve[at] for curve in curves("gma/table2_iid", {"data": "FMNIST", "aggregation": rule}, "test/acc"))
+            for at in range(5, 201, 5)
+        ]
+        for rule in ("GMA", "AVG")
+    )
+    behind = sum(ours < theirs for ours, theirs in zip(gma, fedavg, strict=True))
+    assert f"On FashionMNIST its mean is behind in {behind} of {len(gma)} tests." in page
+
+
 def said(ends: list[float], g: float) -> str:
     """What an interval says of a gain of interest."""
     if ends[1] < 0:
