@@ -40,6 +40,7 @@ GROUPS = {
     "gma/plateau": "GMA, Table 6: FashionMNIST, 2 classes, momentum 0.9, 200 rounds",
     "gma/table6": "GMA, Table 6: momentum 0 and 0.9",
     "gma/table8": "GMA, Table 8: clients",
+    "gma/table8_rates": "GMA, Table 8: 250 clients, each method at its own server rate",
     "gma/table9": "GMA, Table 9: local epochs (a tenth)",
     "gma/table10": "GMA, Table 10: momentum, server and client rate",
 }
