@@ -171,6 +171,7 @@ def lines_of(part: str, rules: set[str]) -> dict[str, list[str]]:
     ("heading", "study", "columns"),
     [
         ("## The table", "digits", [(TEST, ""), (WORST, "")]),
+        ("## Wider rates, digits", "wide_digits", [(TEST, ""), (WORST, "")]),
         ("## FashionMNIST, two classes a client", "fashionmnist", [(TEST, ""), (WORST, "")]),
         ("## EMNIST, one class a client", "one_class", [(TEST, ""), (WORST, "")]),
         ("## Where the mask is right", "signatures", [(WRONG, "1"), (WRONG, "2"), (WRONG, "5")]),
@@ -262,3 +263,20 @@ def test_pairs_of_models_are_those_of_the_runs() -> None:
             mean = fmean(ours.values()) - fmean(theirs.values())
             (numbers,) = re.findall(PRINTED["difference", "t_low", "t_high"], cell)
             assert is_rounded(numbers, [str(mean), *map(str, test.confidence_interval())], 100), (one, other, study)
+
+
+def test_the_words_at_wider_rates_are_counted() -> None:
+    cells = rivals_of("wide_digits", TEST)
+    words = Counter(row["here"] for row in cells.values() if row["here"])
+    page = " ".join((RESULTS / "rivals.md").read_text().split())
+    counted = ", ".join(f"{words[word]} {word}" for word in ("ahead", "behind", "level", "undecided"))
+    assert f"**{counted}.**" in page
+    sure = sorted(rule for rule, row in cells.items() if row["p_holm"] and float(row["p_holm"]) < 0.05)
+    assert f"three p-values are below 0.05: {', '.join(sure)}." in page
+    at_ends = sum(bool(row["at_edge"]) for row in cells.values())
+    assert f"{at_ends} of the {len(cells)} rules have an optimum at an end of a grid" in page
+    means = {rule: 100 * float(row["mean"]) for rule, row in cells.items()}
+    lead = means["FedAvg at GMA's progress"] - means["GMA"]
+    assert f"within half a point of GMA: it is {lead:.1f} ahead" in page
+    gain = means["FedAvg"] - 100 * float(rivals_of("digits", TEST)["FedAvg"]["mean"])
+    assert f"and gains {gain:.1f} points" in page
