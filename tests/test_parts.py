@@ -3,10 +3,13 @@
 import ast
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import conftest
 from tests.parts import cover, graded
 
 
@@ -64,3 +67,24 @@ def test_classes_that_the_command_line_names_are_there_once() -> None:
     # The others are of another kind: no model, and no client algorithms.
     elsewhere = [("Failing", "distributed/process_cases.py"), ("Failing", "engines/test_client_errors.py")]
     assert sorted(again) == [*elsewhere, ("Plain", "data/test_datamodule.py")]
+
+
+def test_of_the_cases_of_a_quick_test_the_others_are_slow() -> None:
+    class Case:
+        def __init__(self, nodeid: str, *marks: pytest.Mark) -> None:
+            self.nodeid, self.marks = nodeid, [*marks]
+
+        def get_closest_marker(self, name: str) -> pytest.Mark | None:
+            return next((mark for mark in self.marks if mark.name == name), None)
+
+        def add_marker(self, mark: pytest.MarkDecorator) -> None:
+            self.marks.append(mark.mark)
+
+    quick, slow = pytest.mark.quick(3).mark, pytest.mark.slow.mark
+    some = [Case(f"a.py::one[{at}]", quick) for at in range(9)]
+    few = [Case("a.py::two[0]", quick), Case("a.py::two[1]", quick, slow)]
+    others = [Case(f"a.py::three[{at}]") for at in range(5)]
+    cases: list[Any] = [*some, *few, *others]
+    conftest.pytest_collection_modifyitems(cases)
+    kept = [sum(not case.get_closest_marker("slow") for case in of) for of in (some, few, others)]
+    assert kept == [3, 1, 5]
