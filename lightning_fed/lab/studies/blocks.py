@@ -153,7 +153,7 @@ def _differences(study: Study, table: StudyTable) -> Block:
             judged = [_signed(verdict.claimed, cell.percent), "" if math.isnan(able) else f"{able:.2f}"]
             judged += [f"{needed:,}" if needed else "", *[verdict.here] * papers, verdict.word]
         lines.append(line + judged)
-    note = "Differences are paired by seed; p is of a paired t-test, adjusted for all tests of the table (Holm)."
+    note = "Differences are paired by seed; p is of a paired t-test, adjusted for all tests of a metric (Holm)."
     note += " A pooled row has of each seed the mean over its cells; Holm leaves it out." * bool(table.pooled)
     for metric, other in study.report.against.items():
         note += f" {metric} is compared with {other}."

@@ -34,7 +34,7 @@ class TableCell:
     percent: bool  # whether it is an accuracy in [0, 1], which is shown in percent
     to_target: Summary | None = None  # rounds to the target, over seeds
     difference: comparison.PairedDifference | None = None  # to the baseline, over the seeds that both have
-    p_holm: float = math.nan  # p-value of the difference, adjusted for all tests of the table
+    p_holm: float = math.nan  # p-value of the difference, adjusted for all tests of its metric
     published: Figure | None = None
     verdict: comparison.Verdict | None = None  # on the published gain, or the smallest of interest
 
@@ -178,7 +178,7 @@ def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, report
 def _compared(
     cells: dict[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
 ) -> tuple[dict[tuple[Key, Key], TableCell], tuple[TableCell, ...]]:
-    """Compares each cell with its baseline cell, adjusts the p-values for the number of tests, and adds verdicts.
+    """Compares each cell with its baseline cell, adjusts the p-values for the tests of a metric, and adds verdicts.
 
     Also returns the pooled rows.
     """
@@ -189,10 +189,13 @@ def _compared(
         if other != key and other in cells and not cell.is_cost:
             pairs[key] = other
     found = {key: _difference(cells[key], cells[other]) for key, other in pairs.items()}
-    values = {key: (cells[key].values, cells[other].values) for key, other in pairs.items()}
-    # Equal cells are not a test, and a pair of cells that occurs twice is one test.
+    values = {key: (cells[key].names["metric"], cells[key].values, cells[other].values) for key, other in pairs.items()}
+    # Equal cells are not a test, and a pair of cells that occurs twice is one test; each metric is a family.
     tests = {values[key]: one.p_value for key, one in found.items() if one.std > 0 or one.p_value < 1}
-    adjusted = dict(zip(tests, comparison.holm_adjusted([*tests.values()]).tolist(), strict=True))
+    adjusted = dict[object, float]()
+    for metric in study.report.metric:
+        family = {pair: p for pair, p in tests.items() if pair[0] == metric}
+        adjusted |= zip(family, comparison.holm_adjusted([*family.values()]).tolist(), strict=True)
     judged = {
         key: replace(
             cells[key],

@@ -62,6 +62,14 @@ def test_cells_are_means_and_paired_differences_over_shared_seeds() -> None:
     assert cells["FedAvg, masked", "fmnist"].p_holm == pytest.approx(max(p_values["fmnist"], 2 * p_values["mnist"]))
 
 
+def test_each_metric_is_a_family_of_tests() -> None:
+    one = [cell for cell in study_table(study(), results(VALUES)).cells.values() if cell.difference]
+    both = study_table(study(metric=["test/acc", "val/loss"], columns=["data set", "metric"]), results(VALUES))
+    for metric in ("test/acc", "val/loss"):
+        there = [cell.p_holm for cell in both.cells.values() if cell.difference and cell.names["metric"] == metric]
+        assert there == pytest.approx([cell.p_holm for cell in one])
+
+
 def test_ranks_are_over_the_columns_that_all_rows_have() -> None:
     # FedAvg's mean on mnist, with seed 3, is the larger one: (1 + 1) / 2; without it (2 + 1) / 2.
     assert study_table(study(), results(VALUES)).ranks == (1.0, 2.0)
