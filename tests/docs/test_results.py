@@ -1,6 +1,7 @@
 """Figures that pages of results print are those of the tables beside them, which `report --study` draws from CSVs."""
 
 import csv
+import gzip
 import math
 import re
 from collections import Counter
@@ -302,6 +303,56 @@ def test_a_longer_step_alone_has_the_numbers_of_its_table() -> None:
     assert f"a server rate of 2, and gains {gain:.1f} points by it" in page
     now = 100 * float(rivals_of("digits", TEST)["GMA"]["difference"])
     assert f"it falls from {-loss:.2f} where both have a rate of 1 to {-now:.2f}." in page
+
+
+SHUFFLED = [
+    ("No rule gains more than {:.1f} points", ["FedOMG"]),
+    ("FedOMG by {:.1f} points, FedACG, FedAdam and SCAFFOLD by {:.1f} to {:.1f}.", ["FedOMG", "SCAFFOLD", "FedACG"]),
+    ("Median is level, Bulyan and SignMajority lose {:.1f} and {:.1f} points", ["Bulyan", "SignMajority"]),
+    (
+        "AFL loses {:.1f} points, FedDG-GA {:.1f}, FedFV {:.1f}, QFedAvg {:.1f}, TERM {:.1f}.",
+        ["AFL", "FedDG-GA", "FedFV", "QFedAvg", "TERM"],
+    ),
+    ("AFL {:.1f} points with shuffled labels, FedDG-GA {:.1f}, FedFV {:.1f}.", ["AFL", "FedDG-GA", "FedFV"]),
+    ("The mask costs half a point**, the AND-mask {:.1f}, both at a server rate of 4", ["AND-mask"]),
+    ("FedGaLA behind by a point or more: it is {:.2f} behind.", ["FedGaLA"]),
+]
+
+
+@pytest.mark.parametrize(("sentence", "rules"), SHUFFLED)
+def test_sentences_on_shuffled_labels_have_the_numbers_of_the_table(sentence: str, rules: list[str]) -> None:
+    cells = rivals_of("shuffled", TEST)
+    page = " ".join((RESULTS / "rivals.md").read_text().split())
+    assert sentence.format(*(abs(100 * float(cells[rule]["difference"])) for rule in rules)) in page
+
+
+def test_words_on_shuffled_labels_follow_from_the_table() -> None:
+    cells = rivals_of("shuffled", TEST)
+    words = {rule: row["here"] for rule, row in cells.items()}
+    assert [rule for rule, word in words.items() if word == "ahead"] == ["FedOMG", "FedACG", "FedAdam", "SCAFFOLD"]
+    less = [rule for rule, word in words.items() if word == "ahead by less than g"]
+    assert less == ["CGW", "FedAWA", "FedAvgM", "DeltaSGD"]
+    assert all(float(row["p_holm"]) > 0.05 for row in cells.values() if row["difference"] and side_of(row) == "ahead")
+    level = {"MagnitudeAgreement", "FedAvg at GMA's progress", "Median", "FedLWS"}
+    assert {words[rule] for rule in level} == {"level"}
+    assert {words[rule] for rule in ("FedLESAM", "SAND-mask")} == {"undecided"}
+    assert -0.55 < 100 * float(cells["GMA"]["difference"]) < -0.45
+    assert sum("model.optimizer.lr largest" in row["at_edge"] for row in cells.values()) == 24
+    with (RESULTS / "rivals/shuffled/tuning.csv").open() as file:
+        trials = [row for row in csv.DictReader(file) if row["stage"] == "1"]
+    best = dict[tuple[str, str, str], float]()
+    for row in trials:
+        key = (row["rule"], row["chosen model.optimizer.lr"], row["chosen aggregator.lr"])
+        best[key] = 100 * float(row["value val/acc last 10"])
+    assert [round(best["FedAvg", one, other], 1) for one, other in (("0.05", "1.0"), ("0.1", "2.0"))] == [80.9, 83.9]
+    assert round(max(value for (rule, *_), value in best.items() if rule == "FedACG"), 1) == 84.1
+    with gzip.open(RESULTS / "rivals/shuffled/curves.csv.gz", "rt") as file:
+        late = [
+            100 * float(row[TEST])
+            for row in csv.DictReader(file)
+            if row["rule"] == "FedLESAM" and int(row["round"]) > 49 and row[TEST]
+        ]
+    assert (round(min(late)), round(max(late))) == (71, 93)
 
 
 @pytest.mark.parametrize(
