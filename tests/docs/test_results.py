@@ -321,18 +321,85 @@ SHUFFLED = [
 @pytest.mark.parametrize(
     ("study", "metric", "rules", "words"),
     [
+        ("signatures 1", WRONG, ("GMA", "FedAvg at GMA's progress"), "progress by {:.2f} ({:+.2f} to {:+.2f}) and"),
+        ("signatures 2", WRONG, ("GMA", "FedAvg at GMA's progress"), "and {:.2f} ({:+.2f} to {:+.2f}) (3 or more)"),
         ("digits", TEST, ("FedAvg at GMA's progress", "GMA"), "it is {:.2f} ahead ({:+.2f} to {:+.2f})."),
         ("new_colours", "val/acc", ("SCAFFOLD", "FedACG"), "are alike ({:.2f}, {:.2f} to {:+.2f});"),
         ("new_colours", NEW, ("SCAFFOLD", "FedACG"), "is {:.1f} points better ({:+.1f} to {:+.1f}, not adjusted)"),
     ],
 )
 def test_two_rivals_are_compared_by_seed(study: str, metric: str, rules: tuple[str, str], words: str) -> None:
+    study, _, shared = study.partition(" ")
     with (RESULTS / "rivals" / study / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if row.get("shared by", "") == shared]
     one, other = ([100 * float(row[f"{metric} last 10"]) for row in rows if row["rule"] == rule] for rule in rules)
     low, high = stats.ttest_rel(one, other).confidence_interval()
     told = words.format(fmean(one) - fmean(other), low, high).replace("-", "−")
     assert told in " ".join((RESULTS / "rivals.md").read_text().split())
+
+
+SIGNATURES = [
+    ("GMA is ahead of FedAvg by {:.1f} and {:.1f} points (5 or more)", "GMA/FedAvg 1", "GMA/FedAvg 2"),
+    ("it is {:.1f} and {:.1f} points behind GMA, where", "MagnitudeAgreement/GMA 1", "MagnitudeAgreement/GMA 2"),
+    ("if only {:.2f} points before Median", "AND-mask/Median 1"),
+    ("if only {:.2f} points before Median", "AND-mask/Median 2"),
+    ("Median is {:.1f} points ahead of GMA at k = 1 and {:.1f} at k = 2", "Median/GMA 1", "Median/GMA 2"),
+    ("Bulyan is {:.1f} behind (the interval contains 0) and {:.1f} ahead", "Bulyan/GMA 1", "Bulyan/GMA 2"),
+    (
+        "At k = 5 Bulyan gains {:.1f} points, FedCM {:.1f} and Median {:.1f}; GMA gains {:.1f},",
+        *(f"{rule}/FedAvg 5" for rule in ("Bulyan", "FedCM", "Median", "GMA")),
+    ),
+    ("FedLESAM is {:.1f} and {:.1f} behind", "FedLESAM/FedAvg 1", "FedLESAM/FedAvg 2"),
+    ("is {:.1f} behind at k = 1, undecided at k = 2", "FedGaLA/FedAvg 1"),
+    ("FedACG and FedAdam {:.0f} and {:.0f} points, FedAvgM", "FedACG/FedAvg 1", "FedACG/FedAvg 2"),
+    ("FedACG and FedAdam {:.0f} and {:.0f} points, FedAvgM", "FedAdam/FedAvg 1", "FedAdam/FedAvg 2"),
+    ("FedAvgM {:.0f} and {:.0f}. At k = 5 FedACG and", "FedAvgM/FedAvg 1", "FedAvgM/FedAvg 2"),
+    ("At k = 5 FedACG and FedAdam gain {:.0f} and {:.0f}.", "FedACG/FedAvg 5", "FedAdam/FedAvg 5"),
+    ("on signatures at k = 1, by {:.2f}, and", "AFL/FedAvg 1"),
+]
+
+
+@pytest.mark.parametrize(("sentence", "pairs"), [(sentence, pairs) for sentence, *pairs in SIGNATURES])
+def test_sentences_on_signatures_have_the_numbers_of_the_table(sentence: str, pairs: list[str]) -> None:
+    numbers = []
+    for pair in pairs:
+        rules, k = pair.rsplit(" ", 1)
+        one, other = (100 * float(rivals_of("signatures", WRONG, k)[rule]["mean"]) for rule in rules.split("/"))
+        numbers.append(abs(one - other))
+    assert sentence.format(*numbers) in " ".join((RESULTS / "rivals.md").read_text().split())
+
+
+def test_words_on_signatures_follow_from_the_table() -> None:
+    cells = {k: rivals_of("signatures", WRONG, k) for k in "125"}
+    for k in "12":
+        means = {rule: float(row["mean"]) for rule, row in cells[k].items()}
+        assert max(means, key=means.__getitem__) == "AND-mask"
+        for rule in ("GMA", "AND-mask", "SAND-mask", "Median", "Bulyan"):
+            assert float(cells[k][rule]["p_holm"]) <= 0.003
+        assert all(abs(means[rule] - means["FedAvg"]) < 0.01 for rule in ("FedLWS", "FedAWA"))
+        assert abs(means["DeltaSGD"] - means["FedAvg"]) < 0.02
+    assert len(cells["1"]) == 35
+    assert sum("model.optimizer.lr largest" in row["at_edge"] for row in cells["1"].values()) == 28
+    own = {k: rivals_of("signatures", "test/acc/own", k) for k in "12"}
+    percent = [f"{100 * float(own[k][rule]['mean']):.1f}" for rule in ("GMA", "Median", "FedAvg") for k in "12"]
+    page = " ".join((RESULTS / "rivals.md").read_text().split())
+    told = "GMA is at {} and {} % for k = 1 and 2, Median at {} and {}, FedAvg at {} and {} %."
+    assert told.format(*percent) in page
+    rules = ("GMA", "AND-mask", "FedAvg")
+    with (RESULTS / "rivals/signatures/results.csv").open() as file:
+        rates = {row["rule"]: row["chosen aggregator.lr"] for row in csv.DictReader(file)}
+    assert {rates[rule] for rule in rules} == {"2.0"}
+    when = " ".join((RESULTS / "mask/when.md").read_text().split())
+    gap = {
+        (rule, k): 100 * (float(cells[k][rule]["mean"]) - float(cells[k]["GMA"]["mean"]))
+        for rule in ("Median", "Bulyan")
+        for k in "125"
+    }
+    assert max(abs(gap["Median", "1"]), abs(gap["Bulyan", "1"])) < 0.5
+    low, high = sorted((gap["Median", "2"], gap["Bulyan", "2"]))
+    assert f"(within 0.5 points), {low:.1f} to {high:.1f} points more at k = 2, and" in when
+    gains = sorted(100 * float(cells["5"][rule]["difference"]) for rule in ("Median", "Bulyan"))
+    assert "and {:.0f} and {:.0f} points at k = 5".format(*gains) in when
 
 
 @pytest.mark.parametrize("study", ["fashionmnist", "one_class", "new_colours"])
