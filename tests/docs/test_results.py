@@ -513,7 +513,7 @@ def test_words_on_shuffled_labels_follow_from_the_table() -> None:
         ),
         (
             "gma/participation.md",
-            "8.8 points with 5 drawn (p = {:.3f} after Holm's adjustment)",
+            "8.8 points with 5 drawn (p = {:.3f} after Holm's adjustment), and",
             [
                 {
                     "study": "gma/tables4_5",
@@ -569,3 +569,20 @@ def test_p_values_are_adjusted_within_a_metric(page: str, sentence: str, cells: 
         found.append(float(row["p_holm"]))
         assert found[-1] == pytest.approx(min(1.0, max(steps)), rel=1e-4)
     assert sentence.format(*found) in " ".join((RESULTS / page).read_text().split())
+
+
+@pytest.mark.parametrize(("drawn", "place"), [("5", "with 5 drawn"), ("2", "with 2, where")])
+def test_the_masks_direction_from_a_model_that_has_learned_less_is_that_of_the_runs(drawn: str, place: str) -> None:
+    with (RESULTS / "gma/tables4_5/results.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["model of"] == "AVG" and r["clients per round"] == drawn]
+    masked, step, plain = (
+        [100 * float(row["per_client/acc_out final"]) for row in rows if row["aggregation"] == name]
+        for name in ("GMA", "its progress", "AVG")
+    )
+    low, high = stats.ttest_rel(masked, step).confidence_interval()
+    page = " ".join((RESULTS / "gma/participation.md").read_text().split())
+    told = f"{fmean(masked) - fmean(step):+.1f} ({low:+.1f} to {high:+.1f}) {place}".replace("-", "−")
+    assert told in page
+    gain = fmean(step) - fmean(plain)
+    words = {"5": "and FedAvg's step of its progress {:.1f}; with 2", "2": "and that step gains {:.1f}. The mask"}
+    assert words[drawn].format(gain) in page
