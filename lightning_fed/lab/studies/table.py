@@ -178,10 +178,7 @@ def _cell(names: dict[str, str], runs: Sequence[StudyRun], percent: bool, report
 def _compared(
     cells: dict[tuple[Key, Key], TableCell], study: Study, row_axes: Key, column_axes: Key
 ) -> tuple[dict[tuple[Key, Key], TableCell], tuple[TableCell, ...]]:
-    """Compares each cell with its baseline cell, adjusts the p-values for the tests of a metric, and adds verdicts.
-
-    Also returns the pooled rows.
-    """
+    """Compares each cell with its baseline cell, p-values adjusted within a metric, and returns pooled rows beside."""
     pairs = dict[tuple[Key, Key], tuple[Key, Key]]()
     for key, cell in cells.items():
         metric = study.report.against.get(cell.names["metric"], cell.names["metric"])
