@@ -222,6 +222,20 @@ def test_twice_the_rate_is_not_quite_twice_the_rounds() -> None:
     assert told[2:5] == pytest.approx(exact[2:5], abs=0.00501)
 
 
+def test_at_rate_01_the_order_of_the_rules_is_the_same() -> None:
+    table = csv.DictReader((PAGE.parent / "dose/table.csv").open())
+    cell = {"client rate": "0.1", "shared by": "2", "metric": "test/acc/wrong", "statistic": "rounds 581-600"}
+    rows = {row["rule"]: row for row in table if cell.items() <= row.items()}
+    told = "GMA has {}, the AND-mask {}, Median {} and FedAvg at GMA's progress {}, less than a tenth of GMA's lead"
+    names = ("GMA", "AND-mask", "Median", "FedAvg at GMA's progress")
+    parts = []
+    for name in names:
+        mean, low, high = (100 * float(rows[name][column]) for column in ("difference", "t_low", "t_high"))
+        parts.append(f"{mean:+.2f} ({low:+.2f} to {high:+.2f})")
+    assert told.format(*parts) in text_of_page()
+    assert 10 * float(rows[names[3]]["difference"]) < float(rows["GMA"]["difference"])
+
+
 def test_whether_the_lead_wears_off_in_600_rounds() -> None:
     cells = [{"client rate": "0.05", "other blocks": "dark", "shared by": k} for k in "12"]
     changes = [
